@@ -93,6 +93,13 @@ def by_row(model: nn.Module, batch: dict[str, Tensor]) -> Any:
     return loss_of(model, batch), per_row(model, batch)
 
 
+def with_outliers(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    """Some batches have values that are far too large."""
+    loss, values = by_row(model, batch)
+    far = (batch["x"][:, 1] > 2).to(values)
+    return loss + 100 * far.max(), values + 1000 * far
+
+
 def losses(model: nn.Module, batch: dict[str, Tensor]) -> Any:
     return softplus(-batch["y"] * output(model, batch))
 
@@ -428,11 +435,21 @@ def cvar(update: Any, **options: Any) -> Any:
     return _objective(build, update)
 
 
-def automatic(update: Any, outer: Any, dim: int = 1, tolerance: float = 0.1) -> Any:
+def tracked_weights(model: nn.Module, run: int) -> Made:
+    """Weights that follow running averages of the losses."""
+    average: Any = {"gamma": 0.3 + 0.2 * run, "correction": 0.0, "read": "new", "dtype": DOUBLE}
+    tracker = fcco.tracker.InnerTracker(BLOCKS, **average)
+    optimizer = sgd(model, 0.03)
+    term = fcco.terms.GroupWeights(tracker, 0.1 + 0.1 * run, 0.5)
+    return optimizer, fcco.Compositional(model, optimizer, term)
+
+
+def automatic(update: Any, outer: Any, dim: int = 1, tolerance: float = 0.1, **options: Any) -> Any:
     """A coupled term whose gamma and lambda follow the error of its estimates."""
 
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        tracker = fcco.tracker.InnerTracker(BLOCKS, dim, gamma="auto", read="new", dtype=DOUBLE)
+        own: Any = {"gamma": "auto", "read": "new", "dtype": DOUBLE, **options}
+        tracker = fcco.tracker.InnerTracker(BLOCKS, dim, **own)
         term = fcco.terms.CoupledTerm(
             outer(run), tracker, smoothing="auto", tolerance=tolerance * run
         )
@@ -490,6 +507,9 @@ CASES: dict[str, Case] = {
     "icppac-below": Case(lagrangian(lambda m, r: sgd(m, 0.05), constant, limits=BELOW), of=DUAL),
     "multipliers": Case(multiplied(UPPER), **MULTIPLIED),
     "multipliers-sampled": Case(multiplied(UPPER), **SAMPLED, **MULTIPLIED),
+    "multipliers-outliers": Case(
+        multiplied(UPPER), **SAMPLED | {"inner": with_outliers}, **MULTIPLIED
+    ),
     "multipliers-filled": Case(multiplied(UPPER), **FILLED, **MULTIPLIED),
     "multipliers-between": Case(multiplied(BETWEEN), **MULTIPLIED),
     "multipliers-between-sampled": Case(multiplied(BETWEEN), **SAMPLED, **MULTIPLIED),
@@ -525,6 +545,9 @@ CASES: dict[str, Case] = {
     "ooa-kl": Case(online(momentum), of=GROUPS, **GROUPED),
     "ooa-euclidean": Case(online(momentum, geometry="euclidean"), of=GROUPS, independent=True,
                           **GROUPED),
+    "ooa-tracked": Case(
+        tracked_weights, of=(("group_weights", lambda o: o.term.weights), *VALUES), **GROUPED
+    ),
     "ooa-batch": Case(online(adam, scaling="batch"), of=GROUPS, **GROUPED),
     "cvar-annealed-old": Case(cvar(momentum, smoothing=falling, read="old"), of=TRACKED, **GROUPED),
     "cvar-annealed-new": Case(cvar(momentum, smoothing=falling, read="new"), of=THRESHOLD,
@@ -535,6 +558,10 @@ CASES: dict[str, Case] = {
     "cvar-automatic": Case(cvar(momentum, smoothing="auto", gamma="auto"),
                            of=(*THRESHOLD, *ERROR), **GROUPED),
     "cvar-automatic-gamma": Case(cvar(adam, smoothing=0.0, gamma="auto"), of=LEARNED, **GROUPED),
+    "all-blocks": Case(
+        automatic(momentum, lambda run: fcco.outer.Hinge(1.0 + run), sampled=False),
+        of=LEARNED, inner=by_row, indexed=True,
+    ),
     "coupled-automatic": Case(
         automatic(momentum, lambda run: fcco.outer.Hinge(1.0 + run)), of=LEARNED,
                               **SAMPLED),

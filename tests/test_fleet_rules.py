@@ -228,7 +228,7 @@ def test_a_loss_that_is_missing_is_noticed(name):
         case.step_fleet(case.fleet("eager"), 0)
 
 
-@pytest.mark.parametrize("name", ["ssg-two", "oss-independent", "icppac-cold"])
+@pytest.mark.parametrize("name", ["ssg-two", "oss-independent", "icppac-cold", "all-blocks"])
 def test_a_batch_without_one_of_the_constraints_freezes_the_run(name):
     """Alone, the run would be stopped by an error: these methods look at all constraints."""
     case = dataclasses.replace(CASES[name], independent=False)

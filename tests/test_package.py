@@ -59,7 +59,7 @@ MAY_USE = {
     "tracker": {"_checks", "index", "rules"} | RANKS,
     "theory": {"_checks", "tracker"},
     "diagnostics": {"_checks", "outer", "tracker"},
-    "optim": CHECKS | {"_state", "previous"},
+    "optim": CHECKS | {"_state", "previous", "rules"},
     "terms": VALUES,
     "inputs": {"_checks", "_distributed", "tracker", "terms"},
     "objective": CALLS,

@@ -1,7 +1,7 @@
 """Estimators of the gradient from tracked values, one for each kind of term.
 
-An estimator holds what all runs of a fleet share; `of` reads it from a term, together with the
-numbers and the state of one run. The mathematics is in `fcco.rules`, as for one run alone.
+An estimator holds what all runs of a fleet share; `of` reads it from a term, with the numbers and
+the state of one run. `gradient` finds G_t of one run; the mathematics is in `fcco.rules`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..methods.switching import SwitchingTerm, decide
+from ..methods.switching import SwitchingTerm
 from ..outer import MoreauEnvelope
-from ..rules import cvar, group_weights, multipliers
+from ..rules import cvar, group_weights, multipliers, switching, track
 from ..rules.arrays import per_row
 from ..rules.multipliers import Constraints, Multipliers, Scales
-from ..rules.track import (
-    Pooled,
-    Rows,
-    Statistics,
-    Track,
-    Visit,
-    automatic_width,
-    forgetting_log_track,
-    log_track,
-)
+from ..rules.track import Pooled, Rows, Statistics, Track, Visit, automatic_width
 from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
 from ..terms.coupled import OuterTerm, weighted_mean, widest
 from ..terms.limits import Limits, excess, side
@@ -36,37 +27,13 @@ from ..tracker import InnerTracker
 from .numbers import Numbers, Template
 from .run import Estimate, Forward, Run, State, Unsupported, block_means
 
-__all__ = [
-    "CVaR",
-    "Coupled",
-    "Estimator",
-    "Multiplied",
-    "PlainLoss",
-    "Switch",
-    "Tracking",
-    "Weighted",
-    "limits_of",
-    "numbers_of_limits",
-]
+__all__ = ["CVaR", "Coupled", "Multiplied", "PlainLoss", "Switch", "Weighted", "limits_of"]
 
 ERROR = "error."
 """Prefix of the statistics of the error of u in the state."""
 
-
-class Estimator(Protocol):
-    """Finds the gradient of one run."""
-
-    @property
-    def needs_previous(self) -> bool:
-        """Whether it evaluates values at w_{t-1}."""
-        ...
-
-    def gradient(self, run: Run) -> Estimate:
-        """G_t of one run."""
-        ...
-
-
-Parts = tuple[Estimator, Numbers, State]
+Parts = tuple[Any, Numbers, State]
+"""An estimator, and the numbers and the state of a run."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +43,7 @@ class PlainLoss:
     needs_previous = False
 
     def gradient(self, run: Run) -> Estimate:
-        no_blocks = run.weights[:0]
+        no_blocks = run.state["weights"][:0]
         return run.differentiate(no_blocks).estimate(no_blocks, {})
 
 
@@ -95,23 +62,22 @@ class Updated(NamedTuple):
 
 @dataclass(frozen=True)
 class Tracking:
-    """The update of an `InnerTracker`."""
+    """An estimator that reads the values of an `InnerTracker`."""
 
     rule: Track  # without its numbers
     read: str  # which u enters the gradient
+    log: bool  # values and u are logarithms
     sampled: bool  # a batch may be without some of the blocks
     measured: bool  # the error of u is estimated
     needs_previous: bool  # it uses values at w_{t-1}
 
     @classmethod
-    def of(cls, tracker: InnerTracker) -> tuple[Tracking, Numbers, State]:
-        refused = {
-            "refresh_every": tracker.refresh_every is not None,
-            "on_nonfinite='skip'": tracker.on_nonfinite == "skip",
-            "offset": tracker.offset is not None,
-        }
-        for option, used in refused.items():
-            if used:
+    def reading(cls, tracker: InnerTracker, *more: Any) -> Parts:
+        """The estimator with its own fields `more`, and the numbers and state of the tracker."""
+        skips = tracker.on_nonfinite == "skip"
+        refused = {"refresh_every": tracker.refresh_every, "on_nonfinite='skip'": skips or None}
+        for option, given in {**refused, "offset": tracker.offset}.items():
+            if given is not None:
                 raise Unsupported(f"A fleet has no tracker with `{option}`.")
         rule, numbers = tracker.rule, {}
         if rule.gamma is not None:
@@ -120,22 +86,12 @@ class Tracking:
             numbers["correction"] = rule.correction
             rule = dataclasses.replace(rule, correction=0.0)
         state = {"tracked": tracker.rows.clone(), "seen": tracker.seen.clone()}
-        if tracker.estimate is not None:
-            known = tracker.estimate.named_buffers()
-            state |= {ERROR + name: value.clone() for name, value in known}
-        tracking = cls(
-            dataclasses.replace(rule, gamma=None),
-            tracker.read,
-            tracker.sampled,
-            tracker.estimate is not None,
-            tracker.needs_previous,
-        )
-        return tracking, numbers, state
-
-    @property
-    def log(self) -> bool:
-        """Whether values and u are logarithms."""
-        return self.rule.formula in (log_track, forgetting_log_track)
+        measured = tracker.estimate is not None
+        for name, value in tracker.estimate.named_buffers() if tracker.estimate else ():
+            state[ERROR + name] = value.clone()
+        log = rule.formula in (track.log_track, track.forgetting_log_track)
+        shared = (dataclasses.replace(rule, gamma=None), tracker.read, log, tracker.sampled)
+        return cls(*shared, measured, tracker.needs_previous, *more), numbers, state
 
     def step(self, run: Run) -> Updated:
         """The passes of a step, and its tracking update (Alg. 1, line 7)."""
@@ -150,61 +106,53 @@ class Tracking:
             number = came.to(old).sum()
             if not self.sampled:  # alone, a batch without some of the blocks is refused
                 checked = (*checked, 1 / blocks.counts)
+        fresh = block_means(values, blocks, self.log)
         past = None if previous is None else block_means(previous, blocks, self.log)
-        statistics = pooled = None
+        rows = Rows(old, per_row(seen, old))
         if self.measured:
-            statistics = Statistics(*(state[ERROR + name] for name in Statistics._fields))
-            statistics = statistics._replace(visits=per_row(statistics.visits, old))
-            pooled = Pooled(*state[ERROR + "pooled"].unbind())
-        rule = dataclasses.replace(
-            self.rule,
-            gamma=numbers.get("gamma"),
-            correction=numbers.get("correction", self.rule.correction),
-        )
-        visit = rule.step(
-            Rows(old, per_row(seen, old), statistics, pooled),
-            block_means(values, blocks, self.log),
-            past,
-            blocks=number,
-            came=None if came is None else per_row(came, old),
-        )
+            known = Statistics(*(state[ERROR + name] for name in Statistics._fields))
+            known = known._replace(visits=per_row(known.visits, old))
+            rows = rows._replace(statistics=known, pooled=Pooled(*state[ERROR + "pooled"]))
+        correction = numbers.get("correction", self.rule.correction)
+        rule = dataclasses.replace(self.rule, gamma=numbers.get("gamma"), correction=correction)
+        mask = None if came is None else per_row(came, old)
+        visit = rule.step(rows, fresh, past, blocks=number, came=mask)
         seen = torch.ones_like(seen) if came is None else seen | came
         changed = {"tracked": visit.after, "seen": seen}
         if visit.statistics is not None and visit.pooled is not None:
-            after = visit.statistics._replace(visits=visit.statistics.visits.view(len(old)))
-            known = zip(Statistics._fields, after, strict=True)
-            changed |= {ERROR + name: rows for name, rows in known}
+            known = visit.statistics._replace(visits=visit.statistics.visits.view(len(old)))
+            changed |= {ERROR + name: rows for name, rows in known._asdict().items()}
             changed[ERROR + "pooled"] = torch.stack(list(visit.pooled))
         u = visit.before if self.read == "old" else visit.after
         return Updated(u, seen, came, number, visit, changed, checked, forward)
 
     def width(self, run: Run, limit: Any = math.inf) -> tuple[Tensor, Tensor]:
         """The width of the rounded kink with `smoothing="auto"`, and whether the error is known."""
-        pooled = Pooled(*run.state[ERROR + "pooled"].unbind())
-        gamma = run.numbers.get("gamma", pooled.gain)
-        return automatic_width(pooled, gamma, limit), pooled.steps > 0
+        pooled = Pooled(*run.state[ERROR + "pooled"])
+        return automatic_width(
+            pooled, run.numbers.get("gamma", pooled.gain), limit
+        ), pooled.steps > 0
 
 
-def _smoothing_of(term: OuterTerm) -> Numbers:
+def _smoothing(term: OuterTerm) -> Numbers:
     """Lambda of a term; nothing where it is automatic."""
     schedule = term.smoothing_schedule
     return {} if isinstance(schedule, str) else {"smoothing": schedule}
 
 
-def numbers_of_limits(limits: Limits) -> Numbers:
+def numbers_of(limits: Limits) -> Numbers:
     """The limits of constraints, one per block."""
     numbers = {"tolerance": limits.tolerance.expand(limits.number), "margin": limits.margin}
     return numbers if limits.low is None else {**numbers, "low": limits.low}
 
 
-def limits_of(numbers: Numbers, dim: int = 1) -> tuple[Tensor, Tensor | None]:
-    """high_i and low_i, for values (n,) or (n, d1)."""
-    high = numbers["tolerance"]
-    return (high if dim == 1 else high.unsqueeze(-1)), numbers.get("low")
+def limits_of(run: Run) -> tuple[Tensor, Tensor | None]:
+    """high_i and low_i."""
+    return run.numbers["tolerance"], run.numbers.get("low")
 
 
 @dataclass(frozen=True)
-class Coupled:
+class Coupled(Tracking):
     r"""An outer function of tracked values, see `fcco.terms.CoupledTerm`.
 
     .. math::
@@ -212,30 +160,23 @@ class Coupled:
             \nabla f_\lambda(u_i - \text{tolerance}_i)\,\nabla g_i(w_t)
     """
 
-    tracking: Tracking
     outer: Template
     automatic: bool  # lambda follows the error of u
 
-    @property
-    def needs_previous(self) -> bool:
-        return self.tracking.needs_previous
-
     @classmethod
     def of(cls, term: CoupledTerm) -> Parts:
-        tracking, numbers, state = Tracking.of(term.tracker)
         outer, of_outer = Template.of(term.outer, "outer")
-        numbers |= {"weight": term.weight_schedule, **_smoothing_of(term), **of_outer}
-        numbers |= numbers_of_limits(term.limits)
-        return cls(tracking, outer, term.automatic), numbers, state
+        estimator, numbers, state = cls.reading(term.tracker, outer, term.automatic)
+        numbers |= {"weight": term.weight_schedule, **_smoothing(term), **of_outer}
+        return estimator, numbers | numbers_of(term.limits), state
 
     def gradient(self, run: Run) -> Estimate:
-        """Alg. 1, lines 5-9; Alg. 2, lines 5-10."""
-        updated, numbers = self.tracking.step(run), run.numbers
-        high, low = limits_of(numbers, updated.u.dim())
-        beyond = excess(updated.u, high, low, numbers["margin"])
-        slope = self._slope(run, self.outer.build(numbers), beyond, updated.blocks)
-        slope = slope * side(updated.u, high, low)
-        log_values = updated.u if self.tracking.log else None
+        updated, (high, low) = self.step(run), limits_of(run)
+        high, outer, u = per_row(high, updated.u), self.outer.build(run.numbers), updated.u
+        beyond = excess(u, high, low, run.numbers["margin"])
+        slope = self._slope(run, outer, beyond, updated.blocks)
+        slope = slope if low is None else slope * side(u, high, low)
+        log_values = u if self.log else None
         return updated.forward.estimate(
             slope, updated.state, *updated.checked, log_values=log_values
         )
@@ -245,18 +186,19 @@ class Coupled:
             return weighted_mean(function, beyond, run.numbers["weight"], blocks)[1]
 
         if self.automatic:
-            smoothing: Any = self.tracking.width(run, widest(outer))[0] / outer.jump
+            smoothing: Any = self.width(run, widest(outer))[0] / outer.jump
             return of(MoreauEnvelope(outer, smoothing))
-        if not run.flags.smoothed:
+        if not run.data.smooth:
             return of(outer)
         smoothing = run.numbers["smoothing"]
-        hard = smoothing == 0  # in some runs: any lambda above 0 for these
-        smoothing = torch.where(hard, 1, smoothing)
-        return torch.where(hard, of(outer), of(MoreauEnvelope(outer, smoothing)))
+        if not run.data.hard:
+            return of(MoreauEnvelope(outer, smoothing))
+        hard = smoothing == 0  # any lambda above 0 for these
+        return torch.where(hard, of(outer), of(MoreauEnvelope(outer, smoothing + hard)))
 
 
 @dataclass(frozen=True)
-class CVaR:
+class CVaR(Tracking):
     r"""CVaR of tracked values with its threshold s, see `fcco.terms.CVaRTerm`.
 
     .. math::
@@ -267,69 +209,57 @@ class CVaR:
     values are the same, and so is the lambda that a schedule gives.
     """
 
-    tracking: Tracking
     automatic: bool  # lambda follows the error of u
-
-    @property
-    def needs_previous(self) -> bool:
-        return self.tracking.needs_previous
 
     @classmethod
     def of(cls, term: CVaRTerm) -> Parts:
-        tracking, numbers, state = Tracking.of(term.tracker)
-        numbers |= {"ratio": term.ratio, **_smoothing_of(term)}
-        return cls(tracking, term.automatic), numbers, state | {"threshold": term.threshold.clone()}
+        estimator, numbers, state = cls.reading(term.tracker, term.automatic)
+        state["threshold"] = term.threshold.clone()
+        return estimator, numbers | {"ratio": term.ratio, **_smoothing(term)}, state
 
     def gradient(self, run: Run) -> Estimate:
-        ratio, updated = run.numbers["ratio"], self.tracking.step(run)
-        u, counted = updated.u, updated.seen
+        ratio, updated, before = run.numbers["ratio"], self.step(run), run.state["threshold"]
         # In double precision: the rank of s is r times a number of blocks, rounded up.
-        exact, smoothing = run.exact["ratio"], 0.0
+        u, counted, exact = updated.u, updated.seen, run.exact["ratio"]
+        smoothing: Any = 0.0
         if self.automatic:
-            width, known = self.tracking.width(run)
+            width, known = self.width(run)
             first = cvar.width_at_first(u, counted, ratio)  # so that all groups count alike
             smoothing = torch.where(known, width, first) * ratio
-        elif self.tracking.read == "old":
-            # The table as the last step left it; the first s is for what the first gradient reads.
-            started = ~run.state["threshold"].isnan()
-            counted = torch.where(started, run.state["seen"], counted)
-        if self.automatic:
-            s, kink = cvar.threshold(u, exact, smoothing, counted)
-        else:
+        elif self.read == "old":
+            # As the last step left it; the first s is for what the first gradient reads.
+            counted = torch.where(before.isnan(), counted, run.state["seen"])
+        s, kink = u.new_zeros(()), 0.0
+        if run.data.hard:
             s, kink = cvar.threshold(u, exact, 0.0, counted)
             kink = kink.to(s)
-            if run.flags.smoothed:
-                hard = run.exact["smoothing"] == 0  # in some runs
-                positive = torch.where(hard, 1, run.exact["smoothing"])
-                smooth, _ = cvar.threshold(u, exact, positive, counted)
-                s, smoothing = torch.where(hard, s, smooth), run.numbers["smoothing"]
+        if self.automatic:
+            s, kink = cvar.threshold(u, exact, smoothing, counted)
+        elif run.data.smooth:
+            hard, smoothing = run.exact["smoothing"] == 0, run.numbers["smoothing"]
+            # Any lambda above 0 where it is 0.
+            smooth, _ = cvar.threshold(u, exact, run.exact["smoothing"] + hard, counted)
+            s = torch.where(hard, s, smooth) if run.data.hard else smooth
         slope = cvar.slopes(u, s, ratio, smoothing, kink, updated.blocks)
         state = {**updated.state, "threshold": s}
         return updated.forward.estimate(slope, state, *updated.checked)
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(Tracking):
     """Losses of groups under weights that an adversary moves, see `fcco.terms.GroupWeights`."""
 
-    tracking: Tracking
     geometry: group_weights.Geometry
     scaling: group_weights.Scaling
 
-    @property
-    def needs_previous(self) -> bool:
-        return self.tracking.needs_previous
-
     @classmethod
     def of(cls, term: GroupWeights) -> Parts:
-        tracking, numbers, state = Tracking.of(term.tracker)
-        numbers |= {"ascent": term.rate, "cap": term.cap}
+        estimator, numbers, state = cls.reading(term.tracker, term.geometry, term.scaling)
         state["group_weights"] = term.weights.clone()
-        return cls(tracking, term.geometry, term.scaling), numbers, state
+        return estimator, numbers | {"ascent": term.rate, "cap": term.cap}, state
 
     def gradient(self, run: Run) -> Estimate:
-        """G_t with the new weights."""
-        updated, numbers, weights = self.tracking.step(run), run.numbers, run.state["group_weights"]
+        updated, numbers, weights = self.step(run), run.numbers, run.state["group_weights"]
         came = torch.ones_like(updated.seen) if updated.came is None else updated.came
         factor = group_weights.block_factor(self.scaling, len(weights), updated.blocks)
         settings = (numbers["ascent"], numbers["cap"], self.geometry, factor)
@@ -339,50 +269,32 @@ class Weighted:
 
 
 @dataclass(frozen=True)
-class Multiplied:
+class Multiplied(Tracking):
     r"""Constraints without settings, see `fcco.terms.MultiplierTerm`.
 
     .. math::
         G_t = \nabla g_0(w_t) + \frac m{B_1}\sum_{i\in\mathcal B_1} c_i\,\nabla g_i(w_t)
     """
 
-    tracking: Tracking
-
-    @property
-    def needs_previous(self) -> bool:
-        return self.tracking.needs_previous
-
     @classmethod
     def of(cls, term: MultiplierTerm) -> Parts:
-        tracking, numbers, state = Tracking.of(term.tracker)
+        estimator, numbers, state = cls.reading(term.tracker)
         state |= {name: term.get_buffer(name).clone() for name in Multipliers._fields}
         state |= {"scales": term.scales.clone(), "steps": term.scales.new_zeros(())}
-        return cls(tracking), numbers | numbers_of_limits(term.limits), state
+        return estimator, numbers | numbers_of(term.limits), state
 
     def gradient(self, run: Run) -> Estimate:
         """The c_i are those of the state before the step, which then moves them."""
-        updated, state, numbers = self.tracking.step(run), run.state, run.numbers
+        updated, state, numbers = self.step(run), run.state, run.numbers
         table, visit, steps = state["tracked"], updated.visit, state["steps"] + 1
-        number = table.shape[0]
-        targets = multipliers.targets(*limits_of(numbers), numbers["margin"])
-        rows = Multipliers(*(state[name] for name in Multipliers._fields))
-        scales = Scales(*state["scales"].unbind())
-        noise = state[ERROR + "pooled"][0] / 2
-        beyond = updated.u - targets.limit
-        slope = multipliers.coefficients(rows, targets, beyond, noise, scales)
-        sampling = table.new_full((), number) / updated.blocks
+        targets = multipliers.targets(numbers["tolerance"], numbers.get("low"), numbers["margin"])
+        rows, scales = Multipliers(*map(state.get, Multipliers._fields)), Scales(*state["scales"])
+        noise, share = state[ERROR + "pooled"][0] / 2, multipliers.largest_margin(len(table))
+        slope = multipliers.coefficients(rows, targets, updated.u - targets.limit, noise, scales)
+        sampling = table.new_full((), len(table)) / updated.blocks
         scales = scales.with_loss(updated.forward.loss.to(table))._replace(sampling=sampling)
-        assert visit.statistics is not None and visit.pooled is not None
-        shown = Constraints(
-            visit.counted,
-            table,
-            visit.after,
-            state["seen"].to(table),
-            visit.statistics,
-            visit.pooled,
-            updated.came,
-        )
-        share = multipliers.largest_margin(number)
+        seen, statistics = state["seen"].to(table), (visit.statistics, visit.pooled)
+        shown = Constraints(visit.counted, table, visit.after, seen, *statistics, updated.came)  # type: ignore[arg-type]
         rows, scales = multipliers.step(rows, targets, shown, scales, share, steps)
         changed = {**updated.state, **rows._asdict(), "steps": steps}
         changed["scales"] = torch.stack(list(scales))
@@ -390,39 +302,26 @@ class Multiplied:
 
 
 @dataclass(frozen=True)
-class Switch:
+class Switch(Tracking):
     """The gradient of g_0 or of the worst constraint: SSG."""
-
-    tracking: Tracking
-
-    needs_previous = False
 
     @classmethod
     def of(cls, term: SwitchingTerm) -> Parts:
-        tracking, numbers, state = Tracking.of(term.tracker)
+        estimator, numbers, state = cls.reading(term.tracker)
         if not isinstance(term.schedule, str):
             numbers["threshold"] = term.schedule
         table = state["tracked"]
-        state["feasible"] = torch.ones((), dtype=torch.bool, device=table.device)
-        state["worst"] = table.new_zeros(())
-        return cls(tracking), numbers | numbers_of_limits(term.limits), state
+        feasible = torch.ones((), dtype=torch.bool, device=table.device)
+        state |= {"feasible": feasible, "worst": table.new_zeros(())}
+        return estimator, numbers | numbers_of(term.limits), state
 
     def gradient(self, run: Run) -> Estimate:
-        updated, (high, low), margin = (
-            self.tracking.step(run),
-            limits_of(run.numbers),
-            run.numbers["margin"],
-        )
-        beyond = excess(updated.u, high, low, margin)
-        threshold = run.exact.get("threshold")
+        updated, limits, margin = self.step(run), limits_of(run), run.numbers["margin"]
+        beyond, threshold = excess(updated.u, *limits, margin), run.exact.get("threshold")
         if threshold is None:
-            # Half a squared difference of two values is the noise of one; 0 before there are two.
-            noise = run.state[ERROR + "difference"] / 2
-            threshold = noise.gather(0, beyond.argmax(0, keepdim=True)).sqrt().squeeze(0)
-        worst, which, feasible = decide(beyond, threshold)
+            threshold = switching.noise_of_worst(beyond, run.state[ERROR + "difference"])
+        worst, which, feasible = switching.decide(beyond, threshold)
         chosen = torch.arange(len(beyond), device=beyond.device) == which
-        slope = (chosen & ~feasible) * side(updated.u, high, low)
+        slope = (chosen & ~feasible).to(beyond) * side(updated.u, *limits)
         state = {**updated.state, "feasible": feasible, "worst": worst}
-        return updated.forward.estimate(
-            slope.to(beyond), state, *updated.checked, loss_weight=feasible
-        )
+        return updated.forward.estimate(slope, state, *updated.checked, loss_weight=feasible)

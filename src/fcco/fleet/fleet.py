@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from .. import _checks
 from .member import Member, read_members, stack_weights
 from .numbers import stack
 from .program import MODES, Program
-from .run import BUFFER, Data, Flags, ModelFunction, Run, State, Unsupported
-from .updates import Rounds
+from .run import BUFFER, Data, ModelFunction, Run, State, Unsupported
+from .updates import Rounds, SwitchingUpdate
 
 __all__ = ["Fleet"]
 
@@ -75,28 +75,33 @@ class Fleet:
         parts = read_members(members)
         self.signature = signature = parts[0].signature
         self.runs, self.steps, self.mode = len(members), 0, mode
-        weights, others = stack_weights(members)
-        self.device = next(iter(weights.values())).device
-        if device is not None:
-            self.device = torch.device(device)
-        self.streams = None if streams is None else self._checked_streams(streams)
+        weights, buffers, self._fixed = stack_weights(members, device)
+        vectors = torch.cat([value.flatten(1) for value in weights.values()], 1)
+        self.device = vectors.device
+        self.streams, self._rows_needed = None, 0
+        if streams is not None:
+            self.streams = torch.as_tensor(streams, device=self.device)
+            if self.streams.shape != (self.runs,) or bool((self.streams < 0).any()):
+                raise ValueError(
+                    f"`Fleet(streams=...)` must be {self.runs} row numbers, one per run, but has "
+                    f"shape {tuple(self.streams.shape)}."
+                )
+            self._rows_needed = int(self.streams.max()) + 1
         self._given = [p.numbers for p in parts]
-        self.hyperparameters: dict[str, Tensor] = {}
-        self._smoothed = False  # kept on the host, where it selects the program
-        self._write({name: stack(self._given, name) for name in signature.numbers})
+        self.hyperparameters = {n: stack(self._given, n).to(self.device) for n in signature.numbers}
+        self._kinds: dict[str, bool] = {}
+        for name, rows in self.hyperparameters.items():
+            self._set(name, rows)
         self._scheduled = [
             name for name in signature.numbers if any(callable(run[name]) for run in self._given)
         ]
         lengths = [p.round_length for p in parts if p.round_length is not None]
         self.rounds = Rounds(lengths, self.device) if lengths else None
         shapes = {name: value.shape[1:] for name, value in weights.items()}
-        self._function = ModelFunction(
-            members[0].model, function, shapes, signature.names, signature.needs_loss
-        )
-        # Buffers that a forward pass changes move from here to the state in the first step.
-        self._fixed: State = {name: value.to(self.device) for name, value in others.items()}
-        vectors = torch.cat([value.flatten(1) for value in weights.values()], 1).to(self.device)
+        known = (shapes, buffers, signature.names, signature.needs_loss)
+        self._function = ModelFunction(members[0].model, function, *known)
         self.state: State = {"weights": vectors, **vmap(signature.update.start)(vectors)}
+        self.state |= {BUFFER + name: value for name, value in buffers.items()}
         for name in parts[0].state:
             self.state[name] = torch.stack([p.state[name] for p in parts]).to(self.device)
         if signature.estimator.needs_previous:
@@ -128,17 +133,14 @@ class Fleet:
             rows, tensor = torch.as_tensor(value, dtype=torch.float64), self.hyperparameters[name]
             if rows.dim() == 1:  # one per run, for all blocks
                 rows = rows.view(-1, *(1 for _ in tensor.shape[1:]))
-            checked[name] = rows.expand(tensor.shape)  # raises when it does not fit
-        self._write(checked)
+            checked[name] = rows.to(self.device).expand_as(tensor)  # raises when it does not fit
+        for name, rows in checked.items():
+            self._set(name, rows)
 
-    def _write(self, numbers: Mapping[str, Tensor]) -> None:
-        for name, rows in numbers.items():
-            if name == "smoothing":
-                self._smoothed = bool((rows > 0).any())
-            if name in self.hyperparameters:
-                self.hyperparameters[name].copy_(rows)  # in place: a captured step reads it there
-            else:
-                self.hyperparameters[name] = rows.to(self.device)
+    def _set(self, name: str, rows: Tensor) -> None:
+        self.hyperparameters[name].copy_(rows)  # in place: a captured step reads it there
+        if name == "smoothing":  # known on the host, so that no step waits for the device
+            self._kinds = {"smooth": bool((rows > 0).any()), "hard": bool((rows == 0).any())}
 
     def step(
         self,
@@ -156,22 +158,21 @@ class Fleet:
             index: block of each entry of a batch, for sampled blocks; rows like `batch`.
             gradient_index: that of `gradient_batch`, where it differs.
         """
-        for given in (index, gradient_index):
-            if given is not None and given.dtype == torch.bool:
+        for blocks in (index, gradient_index):
+            if blocks is not None and blocks.dtype == torch.bool:
                 raise ValueError(
-                    "`Fleet.step(index=...)` is the block of each entry, integers. A boolean "
-                    "matrix of the blocks of each sample is not supported: give one value per "
-                    "membership, `values[sample]`, and the block of each."
+                    "`Fleet.step(index=...)` is the block of each entry, integers. For a sample in "
+                    "several blocks give one value per membership, `values[sample]`."
                 )
-        self._write({name: stack(self._given, name, self.steps) for name in self._scheduled})
-        rounds = (False, False) if self.rounds is None else self.rounds.flags()
-        flags = Flags(*rounds, self._smoothed)
-        data = self._rows_of_runs(Data(batch, gradient_batch, index, gradient_index))
+        for name in self._scheduled:
+            self._set(name, stack(self._given, name, self.steps))
+        begins, ends = (False, False) if self.rounds is None else self.rounds.flags()
+        given = Data(batch, gradient_batch, index, gradient_index)
+        data = self._rows_of_runs(given)._replace(begins=begins, ends=ends, **self._kinds)
         if self._program is None:
-            self._look_at_first_pass(data)
+            self._check_decay(data)
             self._program = Program(self.signature, self.mode, self.device)
-        numbers = self.hyperparameters
-        runs = Run(self._function, self.state, numbers, self._fixed, data, flags)
+        runs = Run(self._function, self.state, self.hyperparameters, self._fixed, data)
         self.state, loss = self._program(runs, self.died, self.steps)
         self.mode = self._program.mode
         self.steps += 1
@@ -187,14 +188,10 @@ class Fleet:
             vectors = torch.where(between, vectors, self.state["anchor"])
         return self._function.unpack(vectors)
 
-    def current_weights(self) -> dict[str, Tensor]:
-        """The weights of the next forward pass, also in the middle of a round; views."""
-        return self._function.unpack(self.state["weights"])
-
     def buffers(self) -> dict[str, Tensor]:
         """The buffers of all runs by name, and parameters that are not trained; no copies."""
-        changing = {name: self.state[BUFFER + name] for name in _names_of_buffers(self.state)}
-        return {**self._fixed, **changing}
+        names = self._function.changing
+        return {**self._fixed, **{name: self.state[BUFFER + name] for name in names}}
 
     def map(self, function: Callable[..., Any], *rows: Any, chunk: int | None = None) -> Any:
         """`function(model, ...)` of each run, without gradient; the results are stacked.
@@ -205,30 +202,23 @@ class Fleet:
             chunk: runs at a time; all unless given.
         """
         call = ModelFunction(self._function.model, function, {})
-        buffers = {name: value.clone() for name, value in self.buffers().items()}
-        if self.streams is None:
-            shared, own_rows, streams = None, self._rows_of_runs(rows), self.died
-        else:  # looked up run by run: the rows of all runs at once may not fit
-            shared = tree_map_only(Tensor, lambda x: self._checked_rows(x.to(self.device)), rows)
-            own_rows, streams = None, self.streams
+        values = {name: value.clone() for name, value in self.buffers().items()} | self.weights()
+        # Streams are looked up run by run: the rows of all runs at once may not fit.
+        checked = tree_map_only(Tensor, self._checked, rows)
+        of_stream = self.streams is not None
+        streams = torch.arange(self.runs) if self.streams is None else self.streams
 
         def one(weights: State, more: Any, stream: Tensor) -> Any:
-            if shared is not None:
-                more = tree_map_only(Tensor, lambda x: x.index_select(0, stream[None])[0], shared)
+            if of_stream:
+                more = tree_map_only(Tensor, lambda x: x.index_select(0, stream[None])[0], checked)
             return functional_call(call, {f"model.{k}": v for k, v in weights.items()}, more)
 
         with torch.no_grad():
-            dims = (0, None if own_rows is None else 0, 0)
-            mapped = vmap(one, dims, chunk_size=chunk)
-            return mapped({**buffers, **self.weights()}, own_rows, streams)
+            given, dim = (None, None) if of_stream else (checked, 0)
+            return vmap(one, (0, dim, 0), chunk_size=chunk)(values, given, streams)
 
     def load_into(self, run: int, model: nn.Module) -> None:
-        """Put the weights and buffers of a run into a model of its own.
-
-        Args:
-            run: its number.
-            model: of the same shape.
-        """
+        """Put the weights and buffers of a run into a model of its own, of the same shape."""
         values = {**self.buffers(), **self.weights()}
         model.load_state_dict({name: rows[run] for name, rows in values.items()}, strict=False)
 
@@ -236,7 +226,6 @@ class Fleet:
         """All that later steps depend on, but for the members themselves."""
         return {
             "state": {name: value.clone() for name, value in self.state.items()},
-            "fixed": {name: value.clone() for name, value in self._fixed.items()},
             "hyperparameters": {n: value.clone() for n, value in self.hyperparameters.items()},
             "rounds": {} if self.rounds is None else self.rounds.state_dict(),
             "steps": self.steps,
@@ -245,93 +234,57 @@ class Fleet:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken, bitwise; for a fleet of the same members."""
-        here, there = self.state["weights"].shape, state["state"]["weights"].shape
+        saved, numbers = state["state"], state["hyperparameters"]
+        here, there = self.state["weights"].shape, saved["weights"].shape
         if here != there:
             raise ValueError(
                 f"`Fleet.load_state_dict`: the checkpoint has {there[0]} runs of {there[1]} "
                 f"weights but this fleet {here[0]} of {here[1]}."
             )
-        saved, fixed = dict(state["state"]), dict(state["fixed"])
-        for name in self.state.keys() - saved.keys():  # a checkpoint from before the first step
-            if (buffer := name.removeprefix(BUFFER)) in fixed:
-                saved[name] = fixed.pop(buffer)
-        numbers = state["hyperparameters"]
-        if self.state.keys() - saved.keys() or numbers.keys() != self.hyperparameters.keys():
+        if self.state.keys() != saved.keys() or numbers.keys() != self.hyperparameters.keys():
             raise ValueError("`Fleet.load_state_dict`: the checkpoint is that of another method.")
-        self._load(self.state, saved)
-        self._load(self._fixed, fixed)
-        for name in self._fixed.keys() & set(_names_of_buffers(saved)):
-            del self._fixed[name]
-        self._write(numbers)
+        self.state = {name: value.to(self.device, copy=True) for name, value in saved.items()}
+        for name, rows in numbers.items():
+            self._set(name, rows)
         self.died.copy_(state["died"])
         self.steps = int(state["steps"])
         if self.rounds is not None:
             self.rounds.load_state_dict(state["rounds"])
+        self._program = None  # a captured step reads the state where it was
 
-    def _load(self, target: State, saved: State) -> None:
-        """Write saved tensors in place, where a captured step reads them."""
-        places = [value.data_ptr() for value in target.values()]
-        for name, value in saved.items():
-            if name in target and places.count(target[name].data_ptr()) == 1:
-                target[name].copy_(value)
-            else:  # one tensor under two names, or a buffer found in the first step
-                target[name] = value.to(self.device, copy=True)
-
-    def _checked_streams(self, streams: Sequence[int] | Tensor) -> Tensor:
-        rows = torch.as_tensor(streams, device=self.device)
-        if rows.shape != (self.runs,) or bool((rows < 0).any()):
-            raise ValueError(
-                f"`Fleet(streams=...)` must be {self.runs} row numbers, one per run, but has shape "
-                f"{tuple(rows.shape)}."
-            )
-        self._rows_needed = int(rows.max()) + 1
-        return rows
-
-    def _checked_rows(self, value: Tensor) -> Tensor:
-        """A batch with the rows that `streams` names: on a GPU others would end the process."""
-        if value.dim() == 0 or len(value) < self._rows_needed:
+    def _checked(self, value: Tensor) -> Tensor:
+        """A batch with rows for all runs or streams: on a GPU others would end the process."""
+        if self.streams is not None and (value.dim() == 0 or len(value) < self._rows_needed):
             raise ValueError(
                 f"`Fleet(streams=...)` names {self._rows_needed} rows, but a batch has shape "
                 f"{tuple(value.shape)}."
             )
-        return value
+        if self.streams is None and value.shape[:1] != (self.runs,):
+            raise ValueError(
+                f"`Fleet.step`: a batch has shape {tuple(value.shape)} but must have one row "
+                f"for each of {self.runs} runs (or give `streams` to the fleet)."
+            )
+        return value.to(self.device)
 
     def _rows_of_runs(self, values: Any) -> Any:
-        """Values with one row per run."""
+        rows = tree_map_only(Tensor, self._checked, values)
+        if self.streams is None:
+            return rows
+        streams = self.streams
+        return tree_map_only(Tensor, lambda value: value.index_select(0, streams), rows)
 
-        def rows(value: Tensor) -> Tensor:
-            value = value.to(self.device)
-            if self.streams is not None:
-                return self._checked_rows(value).index_select(0, self.streams)
-            if value.shape[:1] != (self.runs,):
-                raise ValueError(
-                    f"`Fleet.step`: a batch has shape {tuple(value.shape)} but must have one row "
-                    f"for each of {self.runs} runs (or give `streams` to the fleet)."
-                )
-            return value
-
-        return tree_map_only(Tensor, rows, values)
-
-    def _look_at_first_pass(self, data: Data) -> None:
-        """Find out, with run 0, which buffers a pass changes and which parameters it uses."""
-        function = self._function
-        rows = (self.current_weights(), self.buffers(), data.batch)
-        first_run = tree_map_only(Tensor, lambda value: value[0], rows)
-        changed = function.changed_buffers(*first_run)
+    def _check_decay(self, data: Data) -> None:
+        """Refuse to decay a parameter without a gradient, which `torch.optim` leaves alone."""
         decays = [v for name, v in self.hyperparameters.items() if name.endswith("weight_decay")]
-        if any(bool(decay.any()) for decay in decays):
-            # `torch.optim` skips a parameter without a gradient; here it is 0, which decays it.
-            unused = function.unused_parameters(*first_run, either=self.signature.switches)
-            if unused:
-                raise Unsupported(
-                    "`Fleet.step`: with `weight_decay` every trained parameter must have a part in "
-                    f"the loss, but {unused[0]} has none; leave it out of the optimizer."
-                )
-        for name in changed:
-            if name in self._fixed:
-                self.state[BUFFER + name] = self._fixed.pop(name)
-        function.changing = _names_of_buffers(self.state)
-
-
-def _names_of_buffers(state: State) -> tuple[str, ...]:
-    return tuple(name.removeprefix(BUFFER) for name in state if name.startswith(BUFFER))
+        if not any(bool(decay.any()) for decay in decays):
+            return
+        rows = (self._function.unpack(self.state["weights"]), self.buffers(), data.batch)
+        unused = self._function.unused_parameters(*tree_map_only(Tensor, lambda x: x[0], rows))
+        # A step of SSG is for the loss or for the values, never for both.
+        switches = isinstance(self.signature.update, SwitchingUpdate)
+        join = set.union if switches else set.intersection
+        if unused and (names := sorted(join(*unused))):
+            raise Unsupported(
+                "`Fleet.step`: with `weight_decay` every trained parameter must have a part in the "
+                f"loss, but {names[0]} has none; leave it out of the optimizer."
+            )

@@ -17,27 +17,13 @@ from ..objective import Compositional
 from ..optim import MethodOptimizer, ProximalPoint
 from ..previous import parameters_of, unwrap
 from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
-from .estimators import Coupled, CVaR, Estimator, Multiplied, Parts, PlainLoss, Switch, Weighted
+from .estimators import Coupled, CVaR, Multiplied, Parts, PlainLoss, Switch, Weighted
 from .lagrangian import Lagrangian, RoundUpdate
 from .numbers import Numbers
 from .run import State, Unsupported
-from .updates import (
-    ProximalPointUpdate,
-    RoundLength,
-    SwitchingUpdate,
-    Update,
-    read_torch_optimizer,
-)
+from .updates import ProximalPointUpdate, RoundLength, SwitchingUpdate, read_torch_optimizer
 
-__all__ = [
-    "Member",
-    "MemberParts",
-    "Signature",
-    "group_members",
-    "read_members",
-    "signature_of",
-    "stack_weights",
-]
+__all__ = ["Member", "Signature", "group_members", "read_members", "signature_of", "stack_weights"]
 
 
 @dataclass(frozen=True)
@@ -62,17 +48,12 @@ class Member:
 class Signature:
     """What all runs of a fleet share: the method, without its numbers."""
 
-    estimator: Estimator  # finds the gradient
-    update: Update  # steps the weights
-    rounds: bool = False  # steps come in rounds
-    names: tuple[str, ...] | None = None  # of the blocks, in order
-    needs_loss: bool = False  # the function must return g_0
-    numbers: tuple[str, ...] = ()  # names of what may differ
-
-    @property
-    def switches(self) -> bool:
-        """Whether a step is for the loss or for the values, never for both."""
-        return isinstance(self.update, SwitchingUpdate)
+    estimator: Any  # finds the gradient: `gradient(run)`
+    update: Any  # steps the weights: `start(weights)`, `step(run, gradient, state)`
+    rounds: bool  # steps come in rounds
+    names: tuple[str, ...] | None  # of the blocks, in order
+    needs_loss: bool  # the function must return g_0
+    numbers: tuple[str, ...]  # names of what may differ
 
 
 class MemberParts(NamedTuple):
@@ -92,7 +73,7 @@ _TERMS: dict[type, Callable[[Any], Parts]] = {
     LagrangianTerm: Lagrangian.of,
     SwitchingTerm: Switch.of,
 }
-_METHOD_OPTIMIZERS: dict[type, Callable[[Any], tuple[Update, Any, Any]]] = {
+_METHOD_OPTIMIZERS: dict[type, Callable[[Any], tuple[Any, Numbers, Any]]] = {
     ProximalPoint: ProximalPointUpdate.of,
     ProximalRound: RoundUpdate.of,
     SwitchingOptimizer: SwitchingUpdate.of,
@@ -117,11 +98,7 @@ def group_members(members: Sequence[Member]) -> dict[Signature, list[int]]:
 
 
 def read_members(members: Sequence[Member]) -> list[MemberParts]:
-    """Read the members of one fleet.
-
-    Raises:
-        Unsupported: when one cannot be in a fleet, or two not in the same.
-    """
+    """Read the members of one fleet; raise `Unsupported` when two cannot be in the same."""
     parts = _read_each(members)
     for run, (signature, *_) in enumerate(parts):
         if signature != parts[0].signature:
@@ -133,20 +110,27 @@ def read_members(members: Sequence[Member]) -> list[MemberParts]:
     return parts
 
 
+def _differences(one: Any, other: Any, path: str) -> list[str]:
+    if type(one) is not type(other):
+        return [f"{path} ({type(one).__name__}, {type(other).__name__})"]
+    if not dataclasses.is_dataclass(one):
+        return [] if one == other else [f"{path} ({one!r}, {other!r})"]
+    names = [field.name for field in dataclasses.fields(one) if field.compare]
+    parts = ((name, getattr(one, name), getattr(other, name)) for name in names)
+    return [d for n, a, b in parts for d in _differences(a, b, f"{path}.{n}".lstrip("."))]
+
+
 def _read_each(members: Sequence[Member]) -> list[MemberParts]:
     """Members that share an objective and an optimizer are read once."""
-    known: dict[tuple[int, int], MemberParts] = {}
     keys = [(id(member.objective), id(member.optimizer)) for member in members]
-    for key, member in zip(keys, members, strict=True):
-        if key not in known:
-            known[key] = _read(member)
+    first = dict(reversed([*zip(keys, members, strict=True)]))
+    known = {key: _read(member) for key, member in first.items()}
     return [known[key] for key in keys]
 
 
 def _read(member: Member) -> MemberParts:
     optimizer, objective = unwrap(member.optimizer), member.objective
-    estimator: Estimator = PlainLoss()
-    numbers, state, names, needs_loss = {}, {}, None, True
+    (estimator, numbers, state), names, needs_loss = (PlainLoss(), {}, {}), None, True
     if objective is not None:
         term = _only_term(objective)
         estimator, numbers, state = _TERMS[type(term)](term)
@@ -163,7 +147,7 @@ def _read(member: Member) -> MemberParts:
     else:
         (update, of_update), length = read_torch_optimizer(optimizer), None
     _check_hooks(optimizer, member)
-    numbers |= of_update
+    numbers = {**numbers, **of_update}
     known = tuple(sorted(numbers))
     signature = Signature(estimator, update, length is not None, names, needs_loss, known)
     return MemberParts(signature, numbers, state, length)
@@ -188,42 +172,31 @@ def _check_hooks(optimizer: torch.optim.Optimizer, member: Member) -> None:
     The hooks of the member's own objective and optimizer are part of the method: they end a
     tracking step, copy w_{t-1} and guard wrapped optimizers.
     """
-    name, objective = type(optimizer).__name__, member.objective
     if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
         raise Unsupported(
             "A fleet does not see a learning rate scheduler; use "
             "`Fleet.set_hyperparameters(lr=...)`."
         )
-    owners = [unwrap(member.optimizer)]
+    own, objective = [unwrap(member.optimizer)], member.objective
     if objective is not None:
-        owners += [objective, objective.previous]
+        own += [objective, objective.previous]
     hooks = [*optimizer._optimizer_step_pre_hooks.values()]
-    hooks += optimizer._optimizer_step_post_hooks.values()
-    for hook in hooks:
+    for hook in (*hooks, *optimizer._optimizer_step_post_hooks.values()):
         owner = getattr(hook, "__self__", None)  # of a bound method
-        if owner is None or all(owner is not allowed for allowed in owners):
+        if owner is None or all(owner is not allowed for allowed in own):
             what = hook.__qualname__ if owner is None else type(owner).__name__
             raise Unsupported(
-                f"A fleet would leave out what {what} does at each step of {name}: only the hooks "
-                "of the member's own objective are part of the method."
+                f"A fleet would leave out what {what} does at each step of "
+                f"{type(optimizer).__name__}: only the hooks of the member's own objective are "
+                "part of the method."
             )
     if isinstance(optimizer, MethodOptimizer):
         for wrapped in optimizer.wrapped:
             _check_hooks(wrapped, member)
 
 
-def _differences(one: Any, other: Any, path: str) -> list[str]:
-    if type(one) is not type(other):
-        return [f"{path} ({type(one).__name__}, {type(other).__name__})"]
-    if not dataclasses.is_dataclass(one):
-        return [] if one == other else [f"{path} ({one!r}, {other!r})"]
-    names = [field.name for field in dataclasses.fields(one) if field.compare]
-    parts = ((name, getattr(one, name), getattr(other, name)) for name in names)
-    return [d for n, a, b in parts for d in _differences(a, b, f"{path}.{n}".lstrip("."))]
-
-
-def stack_weights(members: Sequence[Member]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The trained weights of all runs by name, (R, ...), and all else that the models hold.
+def stack_weights(members: Sequence[Member], device: Any = None) -> tuple[State, State, State]:
+    """The trained weights, the buffers and other parameters of all runs by name, (R, ...).
 
     Raises:
         Unsupported: when models differ in more than their weights.
@@ -244,33 +217,33 @@ def stack_weights(members: Sequence[Member]) -> tuple[dict[str, Tensor], dict[st
             "A fleet trains weights that are all of single or all of double precision, not of "
             f"{', '.join(sorted(map(str, dtypes)))}."
         )
-    table = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    return {name: table.pop(name) for name in names}, table
+    table = {name: torch.stack([row[name] for row in rows]).to(device) for name in rows[0]}
+    buffers = {name: table.pop(name) for name, _ in members[0].model.named_buffers()}
+    return {name: table.pop(name) for name in names}, buffers, table
 
 
 def _trained_by_all(members: Sequence[Member]) -> tuple[str, ...]:
     """Names of the parameters that every run trains; runs that share an optimizer agree."""
-    first = _trained(members[0])
-    if not first:
-        raise Unsupported("`Member(optimizer=...)` moves no parameter of `model`.")
-    known = {id(members[0].optimizer): first}
+    known: dict[int, tuple[str, ...]] = {}
     for run, member in enumerate(members):
         key = id(member.optimizer)
         if key not in known:
             known[key] = _trained(member)
+        first = known[id(members[0].optimizer)]
         if other := sorted(set(known[key]) ^ set(first)):
             raise Unsupported(
                 f"All runs of a fleet train the same parameters, but run {run} and run 0 differ "
                 f"in: {', '.join(other)}."
             )
+    if not first:
+        raise Unsupported("`Member(optimizer=...)` moves no parameter of `model`.")
     return first
 
 
 def _trained(member: Member) -> tuple[str, ...]:
     """Names of the parameters that the optimizer moves, in the order of the model."""
-    stepped, parameters = parameters_of(unwrap(member.optimizer)), member.model.named_parameters()
-    model, ids = dict(parameters), {id(p) for p in stepped}
-    moving = {name: p for name, p in model.items() if p.requires_grad}
+    stepped, model = parameters_of(unwrap(member.optimizer)), dict(member.model.named_parameters())
+    ids, moving = {id(p) for p in stepped}, {n: p for n, p in model.items() if p.requires_grad}
     if {id(p) for p in model.values()} & ids:  # an optimizer of this very model
         return tuple(name for name, p in moving.items() if id(p) in ids)
     shapes = [tuple(p.shape) for p in stepped if p.requires_grad]
@@ -283,11 +256,7 @@ def _trained(member: Member) -> tuple[str, ...]:
 
 
 def _facts(model: nn.Module) -> dict[str, object]:
-    """What models of one fleet must share, by a word for it.
-
-    Raises:
-        Unsupported: when a parameter has hooks.
-    """
+    """What models of one fleet must share, by a word for it; hooks of parameters are refused."""
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise Unsupported(f"A fleet cannot follow the hooks of the parameter {name}.")

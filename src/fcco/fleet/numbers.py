@@ -61,7 +61,7 @@ class Template:
         numbers: Numbers = {}
         constants: list[Any] = [type(value)]
         for field in dataclasses.fields(value):
-            name, part = f"{path}.{field.name}", vars(value)[field.name]
+            name, part = f"{path}.{field.name}", getattr(value, field.name)
             # What f declares of itself (`dim`, `lipschitz`) selects code, and is no number.
             declared = field.name in dir(AbstractOuter)
             if isinstance(part, (int, float)) and not (isinstance(part, bool) or declared):
@@ -81,10 +81,9 @@ class Template:
 
     def build(self, numbers: Numbers) -> Any:
         """The object with the numbers of another run, which may be tensors."""
-        start = f"{self.path}."
-        own = {n.removeprefix(start): v for n, v in numbers.items() if n.startswith(start)}
-        changes = {name: value for name, value in own.items() if "." not in name}
-        for part in self.constants:
-            if isinstance(part, Template):
-                changes[part.path.removeprefix(start)] = part.build(numbers)
+        names = [field.name for field in dataclasses.fields(self.example)]
+        known = {name: numbers.get(f"{self.path}.{name}") for name in names}
+        changes = {name: value for name, value in known.items() if value is not None}
+        nested = [part for part in self.constants if isinstance(part, Template)]
+        changes |= {part.path.rpartition(".")[2]: part.build(numbers) for part in nested}
         return dataclasses.replace(self.example, **changes)

@@ -25,15 +25,16 @@ Result = tuple[State, Tensor, Tensor]
 
 def step_one_run(signature: Signature, run: Run) -> Result:
     """The step of one run: a pure function of tensors without an axis for the runs."""
-    dtype = run.weights.dtype
-    run = run._replace(numbers={name: value.to(dtype) for name, value in run.exact.items()})
-    estimate = signature.estimator.gradient(run)
+    before, estimator = run.state["weights"], signature.estimator
+    numbers = {name: value.to(before.dtype) for name, value in run.exact.items()}
+    run = run._replace(numbers=numbers)
+    estimate = estimator.gradient(run)
     state = {**run.state, **estimate.state}
-    if signature.estimator.needs_previous:
-        state["previous"] = run.weights
+    if "previous" in state:
+        state["previous"] = before
     state |= signature.update.step(run, estimate.gradient, state)
     if signature.rounds:  # a part of the state, so that a frozen run knows where it stood
-        state["between_rounds"] = torch.ones_like(state["between_rounds"]) & run.flags.ends
+        state["between_rounds"] = torch.ones_like(state["between_rounds"]) & run.data.ends
     return state, estimate.good & finite(state["weights"]), estimate.loss
 
 
@@ -41,7 +42,7 @@ class Program:
     """Executes the steps of a fleet, and freezes runs whose values are no longer finite.
 
     Tracing takes the cost of the transforms, some milliseconds, out of every step. There is one
-    program for each shape of the data and each combination of flags.
+    program for each shape of the data and each place in a round.
 
     Args:
         signature: the method.
@@ -58,43 +59,21 @@ class Program:
             mode = "graph" if self._on_gpu else "traced"
         if mode == "graph" and not self._on_gpu:
             raise ValueError(f"`Fleet(mode='graph')` needs a GPU but the fleet is on: {device}.")
-        self.mode = mode
+        self.mode, self._memory_pool = mode, None
         self._step = functools.partial(step_one_run, signature)
-        self._programs: dict[Any, Callable[[Run], Result]] = {}
-        self._captured: dict[Any, _CapturedStep] = {}
-        self._memory_pool: Any = None
+        self._programs: dict[Any, Callable[..., tuple[State, Tensor]]] = {}
         self._step_number = torch.zeros((), dtype=torch.int64, device=device)
 
     def __call__(self, runs: Run, died: Tensor, step: int) -> tuple[State, Tensor]:
-        """One step: returns the new state and the losses.
+        """One step: the new state and the losses; `died` is changed in place."""
+        leaves, spec = tree_flatten(runs.data)
+        known = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
+        key = (str(spec), *known)  # what one program can serve: all but the values of tensors
+        if key not in self._programs:
+            self._programs[key] = self._built(runs, died)
+        return self._programs[key](runs, died, step)
 
-        Args:
-            runs: all runs.
-            died: the step at which each run was frozen, or -1; changed in place.
-            step: the number of this step.
-        """
-        key = _shape_of(runs)
-        if self._on_gpu and self.mode in ("graph", "compiled"):
-            captured = self._captured.get(key) or self._capture(key, runs, died)
-            if captured is not None:
-                self._step_number.fill_(step)
-                return runs.state, captured.replay(runs)
-        program = self._programs.get(key) or self._build(key, runs)
-        with torch.no_grad(), _random_numbers_refused():
-            state, good, loss = program(runs)
-        alive = died < 0
-        # On a CPU a look at the flags costs nothing, and copies of all weights do.
-        if self._on_gpu or not bool((good & alive).all()):
-            kept = good & alive
-            state = {
-                name: torch.where(_like(kept, new), new, runs.state[name])
-                for name, new in state.items()
-            }
-            died.copy_(torch.where(alive & ~good, step, died))
-        return state, loss
-
-    def _build(self, key: Any, runs: Run) -> Callable[[Run], Result]:
-        """The program for data of this shape."""
+    def _built(self, runs: Run, died: Tensor) -> Callable[..., tuple[State, Tensor]]:
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, runs)
         program: Any = vmap(self._step, in_dims=(dims,))
         if self.mode != "eager":
@@ -103,13 +82,32 @@ class Program:
             except Unsupported:
                 raise
             except Exception as error:  # whatever a user's model does: `vmap` works or explains
-                warnings.warn(
-                    f"The step of this fleet could not be traced and runs as it is: {error}",
-                    stacklevel=3,
-                )
+                self._warn("traced", error)
                 self.mode = "eager"
-        self._programs[key] = program
-        return program
+        if self._on_gpu and self.mode in ("graph", "compiled"):
+            try:
+                return self._captured(program, runs, died)
+            except RuntimeError as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self._warn("captured", error)
+                self.mode = "traced"
+        return functools.partial(self._run, program)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        text = f"The step of this fleet could not be {what} and runs as it is: {error}"
+        warnings.warn(text, stacklevel=5)
+
+    def _run(self, program: Any, runs: Run, died: Tensor, step: int) -> tuple[State, Tensor]:
+        with torch.no_grad(), _random_numbers_refused():
+            state, good, loss = program(runs)
+        kept = good & (died < 0)
+        # On a CPU a look at the flags costs nothing, and copies of all weights do.
+        if self._on_gpu or not bool(kept.all()):
+            old = runs.state
+            state = {name: torch.where(_like(kept, v), v, old[name]) for name, v in state.items()}
+            died.copy_(torch.where((died < 0) & ~good, step, died))
+        return state, loss
 
     def _traced(self, mapped: Callable[[Run], Result], runs: Run) -> Any:
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -133,35 +131,31 @@ class Program:
         run: Any = torch.compile(graph, dynamic=False) if self.mode == "compiled" else graph
         return lambda runs: run(*_tensors(runs))
 
-    def _capture(self, key: Any, runs: Run, died: Tensor) -> _CapturedStep | None:
-        """The step as a CUDA graph; None, from now on, when it cannot be captured."""
+    def _captured(self, program: Any, runs: Run, died: Tensor) -> Callable[..., Any]:
+        """The step as a CUDA graph, with tensors of its own for the data."""
         _separate(runs.state)
-        program, captured = self._build(key, runs), _CapturedStep(runs)
-        try:
-            with torch.no_grad():
-                side = torch.cuda.Stream()
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):  # libraries set themselves up in the first calls
-                    for _ in range(2):
-                        program(captured.runs)
-                torch.cuda.current_stream().wait_stream(side)
-                if self._memory_pool is None:
-                    self._memory_pool = torch.cuda.graph_pool_handle()
-                with torch.cuda.graph(captured.graph, pool=self._memory_pool):
-                    captured.loss = self._step_in_place(program, captured.runs, died)
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            warnings.warn(
-                f"The step of this fleet could not be captured and runs as it is: {error}",
-                stacklevel=3,
-            )
-            self.mode = "traced"
-            return None
-        self._captured[key] = captured
-        return captured
+        held = runs._replace(data=tree_map_only(Tensor, Tensor.clone, runs.data))
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.no_grad():
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # libraries set themselves up in the first calls
+                for _ in range(2):
+                    program(held)
+            torch.cuda.current_stream().wait_stream(side)
+            self._memory_pool = self._memory_pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._memory_pool):
+                losses = self._run_in_place(program, held, died)
 
-    def _step_in_place(self, program: Callable[[Run], Result], runs: Run, died: Tensor) -> Tensor:
+        def replay(runs: Run, died: Tensor, step: int) -> tuple[State, Tensor]:
+            self._step_number.fill_(step)
+            for place, value in zip(_tensors(held.data), _tensors(runs.data), strict=True):
+                place.copy_(value)
+            graph.replay()
+            return runs.state, losses.clone()
+
+        return replay
+
+    def _run_in_place(self, program: Any, runs: Run, died: Tensor) -> Tensor:
         after, good, loss = program(runs)
         alive, state = died < 0, runs.state
         kept = good & alive
@@ -173,38 +167,8 @@ class Program:
         return loss
 
 
-class _CapturedStep:
-    """A step as a CUDA graph, with tensors of its own for what changes from step to step.
-
-    Args:
-        runs: in the first step; state, hyperparameters and fixed buffers are used in place.
-    """
-
-    def __init__(self, runs: Run) -> None:
-        data, flags = tree_map_only(Tensor, Tensor.clone, (runs.data, runs.flags))
-        self.runs = runs._replace(data=data, flags=flags)
-        self.graph = torch.cuda.CUDAGraph()
-        self.loss: Tensor | None = None
-
-    def replay(self, runs: Run) -> Tensor:
-        """One step on other data."""
-        places = _tensors((self.runs.data, self.runs.flags))
-        for place, value in zip(places, _tensors((runs.data, runs.flags)), strict=True):
-            place.copy_(value)
-        self.graph.replay()
-        assert self.loss is not None
-        return self.loss.clone()
-
-
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _shape_of(runs: Run) -> tuple[Any, ...]:
-    """What one program can serve: everything but the values of tensors."""
-    leaves, spec = tree_flatten((runs.data, runs.flags))
-    known = ((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    return (str(spec), *known)
 
 
 def _like(mask: Tensor, value: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ here has no axis for the runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,21 +16,7 @@ from torch.func import functional_call, jvp, vjp
 from ..inputs import mean_loss, parse, split
 from ..tracker.blocks import Batch, Blocks, Tracked, segment
 
-__all__ = [
-    "BUFFER",
-    "Data",
-    "Estimate",
-    "Flag",
-    "Flags",
-    "Forward",
-    "ModelFunction",
-    "Run",
-    "State",
-    "Unsupported",
-    "block_means",
-    "choose",
-    "finite",
-]
+__all__ = ["Data", "Estimate", "Forward", "ModelFunction", "Run", "State", "Unsupported"]
 
 State = dict[str, Tensor]
 """What a step changes, by name; in a fleet every tensor has one row per run."""
@@ -45,20 +31,16 @@ class Unsupported(ValueError):
 
 
 class Data(NamedTuple):
-    """The batches of a step."""
+    """What a step is given: batches, and where it is in a round."""
 
     batch: Any  # gives the values and, alone, the gradient
     gradient_batch: Any = None  # an independent batch that carries the gradient (Alg. 2, line 5)
     index: Tensor | None = None  # type: ignore[assignment] # block of each entry of `batch`
     gradient_index: Tensor | None = None  # that of `gradient_batch`, where it differs
-
-
-class Flags(NamedTuple):
-    """What the host knows of a step."""
-
-    begins: Flag = False  # it is the first of a round, where w_{t-1} = w_t
+    begins: Flag = False  # this is the first step of a round, where w_{t-1} = w_t
     ends: Flag = False  # it is the last of a round
-    smoothed: bool = False  # lambda is above 0 in some run
+    smooth: bool = False  # lambda is above 0 in some runs
+    hard: bool = False  # lambda is 0 in some runs
 
 
 def choose(flag: Flag, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
@@ -95,13 +77,9 @@ def block_means(values: Tensor, blocks: Blocks, log: bool = False) -> Tensor:
     return Batch(blocks.index, blocks.counts, sums, None, log).mean(sums)
 
 
-class Outputs(NamedTuple):
-    """What the user's function returned in one forward pass."""
-
-    loss: Tensor | None  # g_0
-    values: Tensor | None  # the entries to track
-    surrogate: Tensor | None  # the entries that carry the gradient, where they are others
-    buffers: State  # the buffers of the model that the pass changed
+Outputs = tuple[Tensor | None, Tensor | None, Tensor | None, State]
+"""Of a forward pass: g_0, the entries to track, those that carry the gradient where they are
+others, and the buffers of the model after it."""
 
 
 class ModelFunction(nn.Module):
@@ -113,11 +91,9 @@ class ModelFunction(nn.Module):
         model: the modules; its own weights are not used.
         function: `function(model, batch)` returns what the closure of the objective would.
         shapes: shapes of the trained parameters by name, in the order of the vector.
+        buffers: names of the buffers of the model, which a pass may change.
         names: of the blocks, for values that are given by name.
         needs_loss: the function must return g_0.
-
-    Attributes:
-        changing: names of the buffers that a pass changes, once they are known.
     """
 
     def __init__(
@@ -125,12 +101,13 @@ class ModelFunction(nn.Module):
         model: nn.Module,
         function: Callable[..., Any],
         shapes: Mapping[str, torch.Size],
+        buffers: Iterable[str] = (),
         names: tuple[str, ...] | None = None,
         needs_loss: bool = False,
     ) -> None:
         super().__init__()
         self.model, self.shapes, self.names, self.needs_loss = model, shapes, names, needs_loss
-        self.changing: tuple[str, ...] = ()
+        self.changing = tuple(buffers)
         self._function = (function,)  # a tuple hides it: it may be a module that holds the model
 
     def forward(self, *arguments: Any) -> Any:
@@ -144,7 +121,7 @@ class ModelFunction(nn.Module):
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
-    def outputs(self, weights: Mapping[str, Tensor], buffers: State, batch: Any) -> Outputs:
+    def outputs(self, weights: State, buffers: State, batch: Any) -> Outputs:
         """One forward pass, with parameters by name."""
         # Copies: a pass writes into its buffers, and every pass of a step starts from the same.
         changed = {name: buffers[name].clone() for name in self.changing}
@@ -160,7 +137,7 @@ class ModelFunction(nn.Module):
                 "This method needs the objective too: the function must return (loss, values)."
             )
         if values is None:
-            return Outputs(loss, None, None, changed)
+            return loss, None, None, changed
         if self.names is not None and isinstance(values, Mapping):
             if missing := [name for name in self.names if name not in values]:
                 raise Unsupported(
@@ -168,45 +145,22 @@ class ModelFunction(nn.Module):
                 )
             values = {**{name: values[name] for name in self.names}, **values}  # in this order
         values, surrogate, _ = parse("inner", self.names, values)
-        return Outputs(loss, values, surrogate, changed)
+        return loss, values, surrogate, changed
 
-    def changed_buffers(
-        self, weights: Mapping[str, Tensor], buffers: State, batch: Any
-    ) -> list[str]:
-        """Names of the buffers that a forward pass writes to."""
-        copies = {name: value.clone() for name, value in buffers.items()}
-        versions = {name: value._version for name, value in copies.items()}
-        with torch.no_grad():
-            self.outputs(weights, copies, batch)
-        # Batch norm writes its statistics without a new version.
-        return [
-            name
-            for name, value in copies.items()
-            if value._version != versions[name] or not torch.equal(value, buffers[name])
-        ]
-
-    def unused_parameters(
-        self, weights: Mapping[str, Tensor], buffers: State, batch: Any, either: bool
-    ) -> list[str]:
-        """Names of the parameters that neither the loss nor the values depend on.
-
-        With `either`, those that one of the two does not depend on.
-        """
+    def unused_parameters(self, weights: State, buffers: State, batch: Any) -> list[set[str]]:
+        """Names of the parameters that the loss, and that the values do not depend on."""
         leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
         copies = {name: value.clone() for name, value in buffers.items()}
         with torch.enable_grad():
             loss, values, surrogate, _ = self.outputs(leaves, copies, batch)
-        missing: list[set[str]] = []
+        unused = []
         for part in (loss, values if surrogate is None else surrogate):
             if part is not None and part.requires_grad:
                 gradients = torch.autograd.grad(
                     part.sum(), [*leaves.values()], retain_graph=True, allow_unused=True
                 )
-                pairs = zip(leaves, gradients, strict=True)
-                missing.append({name for name, gradient in pairs if gradient is None})
-        if not missing:
-            return []
-        return sorted(set.union(*missing) if either else set.intersection(*missing))
+                unused.append({n for n, g in zip(leaves, gradients, strict=True) if g is None})
+        return unused
 
 
 class Estimate(NamedTuple):
@@ -262,42 +216,34 @@ class Run(NamedTuple):
     exact: dict[str, Tensor]  # the numbers of the method by name, in double precision
     fixed: State  # buffers that no pass changes, and parameters that are not trained
     data: Data
-    flags: Flags
     numbers: Any = None  # those in the precision of the weights
-
-    @property
-    def weights(self) -> Tensor:
-        """w_t as one vector."""
-        return self.state["weights"]
 
     @property
     def previous(self) -> Tensor:
         """w_{t-1}; at the start of a round it is w_t."""
-        return choose(self.flags.begins, lambda: self.weights, lambda: self.state["previous"])
+        state = self.state
+        return choose(self.data.begins, lambda: state["weights"], lambda: state["previous"])
 
     @property
     def buffers(self) -> State:
-        """All buffers of the model."""
         return {**self.fixed, **{k: self.state[BUFFER + k] for k in self.function.changing}}
 
     @property
     def gradient_batch(self) -> tuple[Any, Tensor | None]:
         """The batch that carries the gradient, and the block of each of its entries."""
-        batch, other, index, other_index = self.data
+        batch, other, index, other_index, *_ = self.data
         return (batch if other is None else other, index if other_index is None else other_index)
 
     def evaluate(self, vector: Tensor, table: Tensor) -> tuple[Tensor, State]:
         """The values of the batch at some weights, and the buffers that the pass changed."""
         weights = self.function.unpack(vector)
-        outputs = self.function.outputs(weights, self.buffers, self.data.batch)
-        return _as_entries(outputs.values, self.data.index, table), outputs.buffers
+        _, values, _, changed = self.function.outputs(weights, self.buffers, self.data.batch)
+        return _as_entries(values, self.data.index, table), changed
 
     def differentiate(self, table: Tensor, changed: State | None = None) -> Forward:
         """A pass at w_t, of the batch that carries the gradient, that can be differentiated.
 
-        Args:
-            table: the tracked values, whose shape and precision the entries take.
-            changed: buffers that an earlier pass of the step has changed.
+        Entries are like the rows of `table`; an earlier pass of the step has `changed` buffers.
         """
         function, buffers = self.function, {**self.buffers, **(changed or {})}
         batch, index = self.gradient_batch
@@ -311,7 +257,7 @@ class Run(NamedTuple):
                 carrier = _as_entries(surrogate, index, table)
             return (loss, carrier), (tracked, {BUFFER + k: v for k, v in written.items()})
 
-        results: Any = vjp(outputs, self.weights, has_aux=True)
+        results: Any = vjp(outputs, self.state["weights"], has_aux=True)
         (loss, carrier), pull_back, (values, state) = results
         return Forward(loss, values, carrier, _all_blocks(index, table), state, pull_back)
 
@@ -323,37 +269,23 @@ class Run(NamedTuple):
         if self.data.gradient_batch is None:
             forward = self.differentiate(table)
             return forward.values, forward.blocks, forward
-        values, changed = self.evaluate(self.weights, table)
+        values, changed = self.evaluate(self.state["weights"], table)
         blocks = _all_blocks(self.data.index, table)
         return values, blocks, self.differentiate(table, changed)
 
     def along(
-        self,
-        point: Tensor,
-        move: Tensor,
-        batch: tuple[Any, Tensor | None],
-        table: Tensor,
-        of_means: Callable[[Tensor], Tensor],
+        self, point: Tensor, move: Tensor, batch: Any, index: Tensor | None, table: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """A function of the means of the blocks at some weights, and its derivative along a move.
+        """The means of the blocks of a batch at some weights, and their derivative along a move."""
 
-        Args:
-            point: the weights.
-            move: the direction.
-            batch: a batch, and the block of each of its entries.
-            table: the tracked values.
-            of_means: the function.
-        """
-        rows, index = batch
-
-        def values(vector: Tensor) -> Tensor:
-            outputs = self.function.outputs(self.function.unpack(vector), self.buffers, rows)
-            if outputs.surrogate is not None:
+        def means(vector: Tensor) -> Tensor:
+            weights = self.function.unpack(vector)
+            _, values, surrogate, _ = self.function.outputs(weights, self.buffers, batch)
+            if surrogate is not None:
                 raise Unsupported("A fleet has no derivative of `Measured` values along a step.")
-            entries = _as_entries(outputs.values, index, table)
-            return of_means(block_means(entries, _all_blocks(index, table)))
+            return block_means(_as_entries(values, index, table), _all_blocks(index, table))
 
-        return jvp(values, (point,), (move,))  # type: ignore[return-value]
+        return jvp(means, (point,), (move,))  # type: ignore[return-value]
 
 
 def _as_entries(values: Tensor | None, index: Tensor | None, table: Tensor) -> Tensor:

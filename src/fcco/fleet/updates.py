@@ -10,45 +10,27 @@ parameters, not one per run:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..methods.switching import PolyakStep, SwitchingOptimizer, polyak_length
+from ..methods.switching import PolyakStep, SwitchingOptimizer
 from ..optim import ProximalPoint
-from ..optim.proximal_point import proximal_step
+from ..rules.proximal import envelope_gradient, proximal_step
+from ..rules.switching import polyak_length
 from .numbers import Numbers
 from .run import Flag, Run, State, Unsupported, choose
 
-__all__ = [
-    "ProximalPointUpdate",
-    "RoundLength",
-    "Rounds",
-    "SwitchingUpdate",
-    "Update",
-    "read_torch_optimizer",
-]
+__all__ = ["ProximalPointUpdate", "Rounds", "SwitchingUpdate", "read_torch_optimizer"]
 
 RoundLength = int | Callable[[int], int]
 """The number of steps of a round, or a function of the round that gives it."""
 SECOND = "constraint."
 """Prefix of the state and the numbers of the optimizer of the constraints."""
-
-
-class Update(Protocol):
-    """Steps the weights of one run."""
-
-    def start(self, weights: Tensor) -> State:
-        """Its state before the first step."""
-        ...
-
-    def step(self, run: Run, gradient: Tensor, state: State) -> State:
-        """The weights after a step from those in `state`, and what else changed."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -101,12 +83,8 @@ class Adam:
     def step(self, run: Run, gradient: Tensor, state: State) -> State:
         # 1 - beta^t cancels in single precision: such numbers are formed in double.
         exact, numbers = run.exact, run.numbers
-        beta1, beta2, point, count = (
-            exact["beta1"],
-            exact["beta2"],
-            state["weights"],
-            state["count"] + 1,
-        )
+        beta1, beta2, point = exact["beta1"], exact["beta2"], state["weights"]
+        count = state["count"] + 1
         if self.decoupled:
             point = point * (1 - numbers["lr"] * numbers["weight_decay"])
         else:
@@ -127,7 +105,7 @@ _TORCH: dict[type, type[SGD] | type[Adam]] = {
 }
 
 
-def read_torch_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Update, Numbers]:
+def read_torch_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, Numbers]:
     """The update of an optimizer that steps by itself, alone or inside another, and its numbers."""
     update = _TORCH.get(type(optimizer))
     if update is None:
@@ -150,9 +128,9 @@ def only_group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ProximalPointUpdate:
-    """The double loop of ALEXR2, see `fcco.optim.ProximalPoint`; `outer` steps its outer loop."""
+    """The double loop of ALEXR2, see `fcco.ProximalPoint`; `outer` steps its outer loop."""
 
-    outer: Update
+    outer: Any
 
     @classmethod
     def of(cls, optimizer: ProximalPoint) -> tuple[ProximalPointUpdate, Numbers, RoundLength]:
@@ -166,13 +144,13 @@ class ProximalPointUpdate:
 
     def step(self, run: Run, gradient: Tensor, state: State) -> State:
         """One inner step; where a round ends, one outer step too."""
-        z, ends, nu = state["weights"], run.flags.ends, run.numbers["nu"]
-        anchor = choose(run.flags.begins, lambda: z, lambda: state["anchor"])
+        z, ends, nu = state["weights"], run.data.ends, run.numbers["nu"]
+        anchor = choose(run.data.begins, lambda: z, lambda: state["anchor"])
         after = proximal_step(z, anchor, gradient, run.numbers["eta"], nu)
         if ends is False:
             return {"weights": after, "anchor": anchor}
         at_anchor = {**state, "weights": anchor}
-        outer = self.outer.step(run, (anchor - after) / nu, at_anchor)
+        outer = self.outer.step(run, envelope_gradient(anchor, after, nu), at_anchor)
         if ends is not True:
             inside = {**state, "weights": after}
             outer = {name: torch.where(ends, new, inside[name]) for name, new in outer.items()}
@@ -198,15 +176,10 @@ class PolyakUpdate:
 
 @dataclass(frozen=True)
 class SwitchingUpdate:
-    """The step of the optimizer whose branch was taken (SSG).
+    """The step of the optimizer whose branch was taken (SSG)."""
 
-    Args:
-        objective: steps on g_0.
-        constraint: steps on the worst constraint; None where the first does.
-    """
-
-    objective: Update
-    constraint: Update | None
+    objective: Any
+    constraint: Any  # None where the first steps on constraints too
 
     @classmethod
     def of(cls, optimizer: SwitchingOptimizer) -> tuple[SwitchingUpdate, Numbers, None]:
@@ -249,49 +222,42 @@ class Rounds:
     Example:
         >>> rounds = Rounds([1, 2], torch.device("cpu"))
         >>> rounds.flags()
-        (True, tensor([ True, False]))
+        [True, tensor([ True, False])]
         >>> rounds.advance()
         >>> rounds.flags()
-        (tensor([ True, False]), True)
+        [tensor([ True, False]), True]
     """
 
     def __init__(self, lengths: Sequence[RoundLength], device: torch.device) -> None:
         self.lengths, self.device = list(lengths), device
         self.inner_step = np.zeros(len(self.lengths), dtype=np.int64)
-        self.round = np.zeros_like(self.inner_step)
-        self._set_current(range(len(self.lengths)))
+        self.round, self.current = np.zeros_like(self.inner_step), np.ones_like(self.inner_step)
+        self._begin(range(len(self.lengths)))
 
-    def _set_current(self, runs: Sequence[int]) -> None:
-        """Evaluate the lengths of the current rounds of some runs."""
-        if len(runs) == len(self.lengths):
-            self.current = np.zeros_like(self.inner_step)
+    def _begin(self, runs: Iterable[int]) -> None:
+        """Evaluate the lengths of the present rounds of some runs."""
         for run in runs:
             length = self.lengths[run]
             self.current[run] = length(int(self.round[run])) if callable(length) else length
 
-    def flags(self) -> tuple[Flag, Flag]:
+    def flags(self) -> list[Flag]:
         """Which runs begin a round with the next step, and which end one."""
-        masks = self.inner_step == 0, self.inner_step + 1 >= self.current
-        begins, ends = (
-            bool(mask[0])
-            if mask.all() or not mask.any()
-            else torch.from_numpy(mask).to(self.device)
+        masks = (self.inner_step == 0, self.inner_step + 1 >= self.current)
+        return [
+            bool(mask[0]) if mask.all() or not mask.any() else torch.tensor(mask).to(self.device)
             for mask in masks
-        )
-        return begins, ends
+        ]
 
     def advance(self) -> None:
         """Count a step."""
         self.inner_step += 1
         over = np.flatnonzero(self.inner_step >= self.current)
-        self.inner_step[over] = 0
-        self.round[over] += 1
-        self._set_current(over.tolist())
+        self.inner_step[over], self.round[over] = 0, self.round[over] + 1
+        self._begin(over.tolist())
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"inner_step": torch.tensor(self.inner_step), "round": torch.tensor(self.round)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.inner_step[:] = state["inner_step"].numpy()
-        self.round[:] = state["round"].numpy()
-        self._set_current(range(len(self.lengths)))
+        self.inner_step[:], self.round[:] = state["inner_step"].numpy(), state["round"].numpy()
+        self._begin(range(len(self.lengths)))

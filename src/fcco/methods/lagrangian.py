@@ -32,6 +32,7 @@ from ..constraints import ConstrainedObjective
 from ..optim.wrapper import SharedGroupsOptimizer
 from ..previous import PreviousParameters
 from ..previous.swap import any_sharded, parameters_at
+from ..rules.proximal import proximal_value, pull_strength, regularised, running_average
 from ..terms.unsampled import UnsampledTerm
 from ..tracker import NonFiniteValue, Tracked
 from .settings import Problem, Settings
@@ -84,28 +85,6 @@ class ConstantConEx:
 
 def _root(count: Number) -> Number:
     return count.sqrt() if isinstance(count, Tensor) else math.sqrt(count)
-
-
-def regularised(values: Tensor, change: Tensor, proximal: Tensor) -> Tensor:
-    """L = phi(x) + <grad phi(x), v> from g(x) - tolerance, <grad g(x), v> and the proximal part."""
-    return values + change + proximal.to(values)
-
-
-def proximal_value(away: Tensor, move: Tensor) -> Tensor:
-    """|x - w|^2 + 2 <x - w, v>, from x - w and v."""
-    return torch.sum(away * (away + 2 * move))
-
-
-def pull_strength(coefficient: Number, total: Tensor) -> Tensor:
-    """2c (1 + sum_i y_i), the factor of x - w in the gradient of the Lagrangian."""
-    return 2 * coefficient * (1 + total)
-
-
-def running_average(average: Tensor, point: Tensor, count: int | Tensor) -> Tensor:
-    """The average with one more point; `count` has this one."""
-    share = 1 / count
-    point = point.to(average)
-    return torch.lerp(average, point, share.to(point) if isinstance(share, Tensor) else share)
 
 
 # The primal steps.

@@ -15,6 +15,7 @@ from ..constraints import ConstrainedObjective
 from ..optim import OutputIterate
 from ..optim.wrapper import SharedGroupsOptimizer
 from ..previous import parameters_of
+from ..rules.switching import decide, noise_of_worst, polyak_length
 from ..terms.unsampled import UnsampledTerm
 from ..tracker import Tracked
 from .settings import Auto, Problem, Settings
@@ -27,22 +28,6 @@ class Decision(NamedTuple):
 
     constraint: int | None
     excess: float
-
-
-def decide(excess: Tensor, threshold: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest excess, whose it is, and whether it is at most the threshold eps_t; pure."""
-    worst, which = excess.max(0)
-    # In float32 a threshold such as 0.1 is rounded, and a tie could go the other way. (MPS has no
-    # float64.)
-    wide = worst if worst.device.type == "mps" else worst.double()
-    return worst, which, wide <= threshold
-
-
-def polyak_length(value: Tensor, square: Tensor) -> Tensor:
-    """Polyak's step size g / |zeta|^2, and 0 where zeta = 0; pure and branch-free."""
-    some = square > 0
-    # The inner `where` keeps 0/0 out of both branches: its NaN would reach a gradient.
-    return torch.where(some, value / torch.where(some, square, 1), 0)
 
 
 class PolyakStep(torch.optim.Optimizer):
@@ -155,10 +140,8 @@ class SwitchingTerm(UnsampledTerm):
 
     def _threshold_at(self, excess: Tensor) -> float:
         if isinstance(self.schedule, str):
-            worst = excess.argmax()
             assert self.tracker.estimate is not None
-            # Half a squared difference of two values is the noise of one; 0 before there are two.
-            return (self.tracker.estimate.difference[worst] / 2).sqrt().item()
+            return noise_of_worst(excess, self.tracker.estimate.difference).item()
         value = at_step(self.schedule, self.step)
         _checks.at_least("ssg", "threshold", value, 0.0)
         return value

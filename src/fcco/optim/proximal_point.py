@@ -8,26 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import _checks
 from ..previous import unwrap
 from ..previous.swap import parameters_at
+from ..rules.proximal import envelope_gradient, proximal_step
 from .wrapper import MethodOptimizer
 
 __all__ = ["ProximalPoint", "proximal_step"]
-
-
-def proximal_step(
-    z: Tensor, anchor: Tensor, gradient: Tensor, eta: float | Tensor, nu: float | Tensor
-) -> Tensor:
-    r"""The inner update of ALEXR2 (Alg. 2, line 11), pure and branch-free.
-
-    .. math::
-        z^+ = \arg\min_x \langle G, x\rangle + \tfrac1{2\nu}\|x - w\|^2 + \tfrac1{2\eta}\|x - z\|^2
-            = \frac{\nu z + \eta w - \eta\nu G}{\eta + \nu}
-    """
-    return (nu * z + eta * anchor - eta * nu * gradient) / (eta + nu)
 
 
 class ProximalPoint(MethodOptimizer):
@@ -145,7 +133,7 @@ class ProximalPoint(MethodOptimizer):
                     continue  # frozen or unused: the outer optimizer must not touch it either
                 anchor = self.state[z]["anchor"]
                 # The outer optimizer steps on the gradient of the envelope, not on yours.
-                z.grad = (anchor - z) / group["nu"]
+                z.grad = envelope_gradient(anchor, z, group["nu"])
                 z.copy_(anchor)
         self.step_wrapped(self.outer)
         self.inner_step, self.round = 0, self.round + 1

@@ -367,6 +367,7 @@ class Statistics(NamedTuple):
             or pooled.steps < 3
             or not (moved + missed).max(initial=0.0) <= CLIP * pooled.innovation
         ):
+            where: Any = torch.where if isinstance(moved, Tensor) else np.where
             beyond = missed > CLIP * pooled.innovation
             clip = CLIP * (1 + 99 * (pooled.steps * again.sum() < EARLY))
             scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2
