@@ -65,7 +65,7 @@ def sonex_step(
     With `correction=None` it has no setting at all.
     """
     if correction is not None:
-        paper = {"smoothing": 0.1, "gamma": 0.1, "read": "old", "measure": False}
+        paper = {"smoothing": 0.1, "gamma": 0.1, "read": "old"}
         options = {**paper, "correction": correction, **options}
     optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
     dro = fcco.CVaRGroupDRO(case.model, optimizer, num_groups, 0.15, **options)

@@ -42,8 +42,8 @@ class GlobalClipLoss(nn.Module):
             fine-tuning, where features change slowly.
         negatives: K < n - 1 negatives stand for all: both sums are multiplied by K / (n - 1), as
             in a batch of K + 1 pairs. None is n - 1.
-        local_loss, gather_with_grad: as in `ClipLoss`; only True.
-        rank, world_size: as in `ClipLoss`; found in `torch.distributed`, and checked if given.
+        local_loss: as in `ClipLoss`; only True, and so is `gather_with_grad`.
+        rank: as in `ClipLoss`, as is `world_size`; found in `torch.distributed`, checked if given.
 
     Example:
         >>> import torch

@@ -86,8 +86,8 @@ class CVaRTerm(OuterTerm):
         if step is not None:
             after = known
             if old and not self.automatic:  # of the table after this step, for the next one
-                number = step.updates[tracker].number
-                after = rules.threshold(present[0], ratio, self.smoothing_at(number), present[1])
+                next_one = self.smoothing_at(step.updates[tracker].number)
+                after = rules.threshold(present[0], ratio, next_one, present[1], start=s)
             step.writes[self] = (self._set, (known, after, width))
         slope = rules.slopes(u, s, ratio, smoothing, kink, blocks)
         return tracked.as_loss(rules.mean_of_worst(present[0], ratio, present[1]), slope)

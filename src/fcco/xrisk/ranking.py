@@ -204,7 +204,7 @@ class NDCG(RankingRisk):
     when the batch holds the list.
 
     Args:
-        relevance, query: see `RankingRisk`.
+        relevance: see `RankingRisk`, also for `query`.
         k: None for the whole list, or the length of the top.
         gain: `"exponential"`, 2^y - 1, or `"linear"`, y.
         surrogate: l, a name or a `Surrogate`.
