@@ -3,8 +3,8 @@
     method = term x rule of the step, stepped by any torch optimizer
 
 `fcco.constrained` builds any of them for limits, by its word or from its settings; `sonex(...)`,
-`alexr2(...)`, `sonx(...)`, `sox(...)` and `alexr(...)` for an outer function of your own, `ooa(...)`
-for groups. `table()` says what each is for and what it needs.
+`alexr2(...)`, `sonx(...)`, `sox(...)` and `alexr(...)` for an outer function of your own, and
+`ooa(...)` for groups. `table()` says what each is for and what it needs.
 """
 
 # From the registry: an import from `.sonex` would be taken for the name of the function.

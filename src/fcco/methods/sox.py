@@ -53,7 +53,7 @@ class SquaredHingePenalty(Sox):
     r"""SOX on a squared hinge penalty (Li et al. 2024).
 
     .. math::
-        G_t &= \nabla g_0(w_t) + \frac1{B_1}\sum_{k\in\mathcal B_1^t}
+        G_t = \nabla g_0(w_t) + \frac1{B_1}\sum_{k\in\mathcal B_1^t}
             \rho\,[u_{k,t+1}]_+\,\nabla h_k(w_t;\mathcal B), \qquad
         \min_w\; g_0(w) + \frac1m\sum_{k=1}^m \frac\rho2 [h_k(w)]_+^2
 
