@@ -413,7 +413,7 @@ def test_the_site(tmp_path: Path):
             # Examples are code; subscripts and stars are not emphasis.
             assert "<blockquote>" not in text, name
             assert not re.search(r"<em>[^<]*(?:\]|\+|=)[^<]*</em>", text), name
-    for name in ("methods", "objectives", "outer", "tracker", "diagnostics", "theory"):
+    for name in ("methods", "objectives", "outer", "tracker", "diagnostics"):
         assert pages[f"reference/api/{name}/index.html"].count('class="arithmatex"') >= 2, name
     api = "".join(text for name, text in pages.items() if name.startswith("reference/api/"))
     documented = {each.split(".")[-1] for each in re.findall(r'id="([\w.]+)"', api)}
