@@ -417,6 +417,7 @@ def test_the_site(tmp_path: Path):
         assert pages[f"reference/api/{name}/index.html"].count('class="arithmatex"') >= 2, name
     api = "".join(text for name, text in pages.items() if name.startswith("reference/api/"))
     documented = {each.split(".")[-1] for each in re.findall(r'id="([\w.]+)"', api)}
+    documented |= set(re.findall(r"<code>[\w.]*?(\w+)</code>", api))  # named in a sentence
     packages = "outer tracker terms optim constraints methods groups contrastive continual"
     modules = [getattr(fcco, name) for name in (packages + " xrisk diagnostics theory").split()]
     public = {name for name in dir(fcco) if not name.startswith("_")}

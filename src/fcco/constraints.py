@@ -18,7 +18,7 @@ from .objective import Compositional
 from .report import ConstraintReport, constraint_report
 from .terms import AbstractTerm
 
-__all__ = ["CONSTRAINTS", "OBJECTIVE", "ConstrainedObjective", "ConstraintReport"]
+__all__ = ["ConstrainedObjective", "ConstraintReport"]
 
 OBJECTIVE, CONSTRAINTS = "objective", "constraints"  # two terms, where both are coupled
 
