@@ -50,7 +50,6 @@ __all__ = [
     "automatic_width",
     "best_gamma",
     "correction_weight",
-    "forgetting_log_track",
     "log_track",
     "noise_and_drift",
     "standard_errors",
@@ -142,18 +141,6 @@ def log_track(
         total = total.clip(min=float(xp.finfo(total.dtype).tiny))
         after = xp.maximum(largest + xp.log(total), average + math.log(1e-3))
     return before, after if seen is None else where(seen, after, fresh)
-
-
-def forgetting_log_track(
-    old: Array, seen: Any, fresh: Array, previous: Any, gamma: Number, correction: Number
-) -> tuple[Array, Array]:
-    """`log_track` that recovers from outliers: u is at most e^20 times the fresh value.
-
-    A u above that comes from a batch of outliers. Its slope is 0 to the last digit, and would be
-    for many visits, since its logarithm falls by no more than -log(1 - gamma) at each.
-    """
-    xp: Any = torch if isinstance(old, Tensor) else np
-    return log_track(xp.minimum(old, fresh + 20), seen, fresh, previous, gamma, correction)
 
 
 def _log(weight: Number) -> Number:

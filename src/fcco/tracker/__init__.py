@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..rules.track import forgetting_log_track, log_track, theory_correction, track, value_of
+from ..rules.track import log_track, theory_correction, track, value_of
 from .blocks import Batch, Blocks, Entries, OpenStep, Tracked
 from .tracker import ErrorEstimate, InnerTracker, NonFiniteValue
 
@@ -35,7 +35,6 @@ __all__ = [
     "alexr_tracker",
     "ema_tracker",
     "for_model",
-    "forgetting_log_track",
     "like_model",
     "log_track",
     "msvr_tracker",
