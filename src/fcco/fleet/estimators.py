@@ -89,7 +89,7 @@ class Tracking:
         measured = tracker.estimate is not None
         for name, value in tracker.estimate.named_buffers() if tracker.estimate else ():
             state[ERROR + name] = value.clone()
-        log = rule.formula in (track.log_track, track.forgetting_log_track)
+        log = rule.formula is track.log_track
         shared = (dataclasses.replace(rule, gamma=None), tracker.read, log, tracker.sampled)
         return cls(*shared, measured, tracker.needs_previous, *more), numbers, state
 
