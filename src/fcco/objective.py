@@ -409,7 +409,7 @@ class Compositional(CheckedState):
         parts = {} if loss is None else {"ordinary loss g0": loss}
         for name, each in entries.items():
             strict = self._terms[name].tracker.on_nonfinite == "raise"
-            if each.carrier is not each.fresh and strict:
+            if each.stand_in and strict:
                 parts[f"values that carry the gradient of `{name}`"] = each.carrier
         for what, part in parts.items():
             # One number to look at; a sum of finite values may overflow.
@@ -530,7 +530,7 @@ class Compositional(CheckedState):
         without names needs none of this: it is on every rank, and its pooled values are the same.
         """
         names = list(self._terms)
-        apart = {n: e.carrier for n, e in entries.items() if e.carrier is not e.fresh}
+        apart = {n: e.carrier for n, e in entries.items() if e.stand_in}
         if names == [ONLY] and self._terms[ONLY].names is None and not apart:
             return entries
         kinds = [

@@ -125,6 +125,7 @@ class Entries(NamedTuple):
             same entries, or an independent batch of the same blocks.
         carrier_blocks: the blocks of `carrier`.
         independent: whether the gradient comes from another batch than the values.
+        stand_in: whether `carrier` are other values than `fresh`.
     """
 
     blocks: Blocks
@@ -133,6 +134,7 @@ class Entries(NamedTuple):
     carrier: Tensor
     carrier_blocks: Blocks
     independent: bool = False
+    stand_in: bool = False
 
     def batch(self, log: bool = False) -> Batch:
         """Pool the values over the entries of each block, without gradient."""
@@ -145,7 +147,7 @@ class Entries(NamedTuple):
 
     def without_nonfinite(self, limit: float) -> tuple[Entries, int]:
         """Drop entries with a NaN, or beyond a limit; also return how many were dropped."""
-        blocks, fresh, previous, carrier, carrier_blocks, independent = self
+        blocks, fresh, previous, carrier, carrier_blocks, independent, stand_in = self
         keep = _finite_rows(fresh, limit)
         if previous is not None:
             keep = keep & _finite_rows(previous, limit)
@@ -164,7 +166,7 @@ class Entries(NamedTuple):
         own = blocks.select(kept)
         carrier_own = carrier_blocks.select(view(keep_carrier)) if independent else own
         past = None if previous is None else previous[kept]
-        parts = (own, fresh[kept], past, carrier[keep_carrier], carrier_own, independent)
+        parts = (own, fresh[kept], past, carrier[keep_carrier], carrier_own, independent, stand_in)
         return Entries(*parts), dropped
 
 

@@ -363,14 +363,14 @@ class InnerTracker(KeepsPrecision):
                 fresh if previous is None else self._shaped("values at w_{t-1}", previous, blocks)
             )
             past = past.detach().numpy() if host else past.detach()
-        independent = carrier_blocks is not None
+        independent, stand_in = carrier_blocks is not None, carrier is not None
         carrier_blocks = carrier_blocks or blocks
         if carrier is None:
             carrier = fresh
         else:
             carrier = self._shaped("values that carry the gradient", carrier, carrier_blocks)
         array = fresh.detach().numpy() if host else fresh.detach().to(table.device)
-        return Entries(blocks, array, past, carrier, carrier_blocks, independent)
+        return Entries(blocks, array, past, carrier, carrier_blocks, independent, stand_in)
 
     def _shaped(self, what: str, values: Tensor, blocks: Blocks) -> Tensor:
         """Values in the shape, precision and on the device of the table."""
