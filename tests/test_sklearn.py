@@ -1,4 +1,4 @@
-"""The classifiers for scikit-learn: rates by counting, fits by a plain loop, bounds by SciPy."""
+"""The classifiers for scikit-learn: rates by counting, fits by a plain loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import nn
 
 sklearn = pytest.importorskip("sklearn")
 sparse = pytest.importorskip("scipy.sparse")
-stats = pytest.importorskip("scipy.stats")
 
 from sklearn.base import clone as sklearn_clone  # noqa: E402
 from sklearn.exceptions import ConvergenceWarning  # noqa: E402
@@ -31,18 +30,15 @@ import fcco  # noqa: E402
 from fcco.integrations.sklearn import (  # noqa: E402
     AveragePrecisionClassifier,
     ConstrainedClassifier,
-    OperatingPointClassifier,
     WorstGroupClassifier,
-    binomial_bound,
 )
-from fcco.integrations.sklearn.report import (  # noqa: E402
-    SIDES,
-    TARGETS,
-    Cuts,
-    best_threshold,
-    proportion,
+from fcco.integrations.sklearn.goals import AveragePrecision  # noqa: E402
+from fcco.integrations.sklearn.table import (  # noqa: E402
+    Encoding,
+    Part,
+    read_groups,
+    split_rows,
 )
-from fcco.integrations.sklearn.table import Encoding, read_groups, split_rows  # noqa: E402
 from fcco.integrations.sklearn.training import WideAndDeep  # noqa: E402
 
 Array = NDArray[Any]
@@ -258,6 +254,18 @@ def test_average_precision_of_rare_positives():
     assert y.mean() < 0.05 and found > 0.6
     # At the threshold it is better than no positive at all, which the scores alone do not give.
     assert model.score(X[1500:], y[1500:]) > 1 - y[1500:].mean()
+
+
+@pytest.mark.parametrize("number", [1, 6, 40])
+def test_the_threshold_by_trying_all(number):
+    random = np.random.default_rng(number)
+    scores = random.integers(0, 20, number) / 4  # with ties
+    y = random.random(number) < 0.1 + 0.7 * (scores > 3)
+    tensors = torch.as_tensor(scores), torch.as_tensor(y * 1)
+    found = AveragePrecision().threshold(tensors[0], Part(tensors[0], tensors[1], tensors[1]))
+    tried = [scores.min() - 1, *(scores + 0.01)]
+    assert ((scores > found) == y).mean() == max(((scores > t) == y).mean() for t in tried)
+    assert abs(scores - found).min() >= 0.125, "half-way"
 
 
 def test_the_wide_part_starts_as_a_logistic_regression():
@@ -494,118 +502,11 @@ def test_a_fit_that_ends_far_above_the_tolerance_says_so():
     model.set_params(tolerance=0.3).fit(X, y, sensitive_features=group)
 
 
-# --- operating points --------------------------------------------------------------------------
-
-
-def test_bounds_are_those_of_scipy_and_cover():
-    for k, n, confidence in ((0, 10, 0.95), (3, 10, 0.9), (97, 100, 0.95), (50, 50, 0.99)):
-        for side, other in (("lower", "greater"), ("upper", "less")):
-            test = stats.binomtest(k, n, alternative=other)
-            interval = test.proportion_ci(confidence, method="exact")
-            expected = interval.low if side == "lower" else interval.high
-            assert binomial_bound(k, n, confidence, side) == pytest.approx(expected, abs=1e-12)
-    for n in (5, 40, 300):  # the exact coverage, for every p
-        bound, p = binomial_bound(np.arange(n + 1), n, 0.95), np.linspace(0.01, 0.99, 99)[:, None]
-        covered = (stats.binom.pmf(np.arange(n + 1), n, p) * (bound <= p)).sum(1)
-        assert covered.min() >= 0.95 and (n < 300 or covered.min() < 0.97)
-
-
-def test_the_bound_of_a_precision_covers_in_a_simulation():
-    """Samples are drawn, and so is the number of predicted positives."""
-    random, hits = np.random.default_rng(0), 0
-    for _ in range(1500):
-        chosen = random.random(200) < 0.3
-        y = random.random(200) < np.where(chosen, 0.8, 0.1)
-        hits += (
-            proportion("precision", torch.as_tensor(chosen), torch.as_tensor(y), 0.9).bound <= 0.8
-        )
-    assert 0.9 - 3 * math.sqrt(0.09 / 1500) <= hits / 1500 < 0.96
-
-
-def test_thresholds_by_trying_all():
-    random = np.random.default_rng(0)
-    for number in (1, 6, 40):
-        scores = random.integers(0, 20, number) / 4  # with ties
-        y = random.random(number) < 0.3 + 0.6 * (scores > 3)
-        cuts = Cuts(torch.as_tensor(scores), torch.as_tensor(y))
-        tried = sorted({scores.min() - 1, *(scores + 0.01)})
-        for constraint, limit in (("precision", 0.7), ("recall", 0.8), ("fpr", 0.3)):
-            for confidence in (0.6, 0.95):
-                got = best_threshold(cuts, constraint, limit, confidence)
-                points = {}
-                for t in (*tried, got):
-                    rate, goal = (
-                        proportion(r, torch.as_tensor(scores > t), torch.as_tensor(y), confidence)
-                        for r in (constraint, TARGETS[constraint])
-                    )
-                    measured = np.nan_to_num(rate.measured)
-                    sign = 1 if SIDES[constraint] == "lower" else -1
-                    points[t] = (
-                        bool(sign * (rate.bound - limit) >= 0),
-                        bool(sign * (measured - limit) >= 0),
-                        np.nan_to_num(goal.measured),
-                        sign * measured,
-                    )
-                for k in (0, 1):
-                    allowed = [p for p in points.values() if p[k]]
-                    if allowed:
-                        assert points[got][k] and points[got][2] == max(p[2] for p in allowed)
-                        break
-                else:
-                    assert points[got][3] == max(p[3] for p in points.values())
-
-
-@pytest.mark.parametrize(
-    "constraint, limit",
-    [("precision", 0.8), ("fpr", 0.1), pytest.param("recall", 0.8, marks=pytest.mark.slow)],
-)
-def test_an_operating_point_states_what_holds(constraint, limit):
-    X, y, _ = table(7, 3000)
-    model = OperatingPointClassifier(constraint, limit, random_state=3, max_epochs=6).fit(X, y)
-    label, report = (y == "yes") * 1, model.report_
-    _, test = split_rows(label[:, None], 0.2, np.random.RandomState(3))
-    for rate in report.tested:
-        chosen = torch.as_tensor(model.predict(X[test]) == "yes")
-        again = proportion(rate.name, chosen, torch.as_tensor(label[test]), 0.95)
-        assert again == rate
-    new, truth, _ = table(8, 20000)
-    chosen, positive = model.predict(new) == "yes", truth == "yes"
-    true = {
-        "precision": positive[chosen].mean(),
-        "recall": chosen[positive].mean(),
-        "fpr": chosen[~positive].mean(),
-    }
-    first, second = report.tested
-    sign = -1 if constraint == "fpr" else 1
-    assert sign * (true[first.name] - first.bound) > 0 and true[second.name] > second.bound
-    assert report.holds == (sign * (first.bound - limit) >= 0)
-    assert true[second.name] > 0.3, "the goal has a reason to be large"
-    if not report.holds and report.needed is not None:
-        n = report.needed
-        k = first.measured * n
-        shown = binomial_bound(k, n, 0.95, SIDES[constraint])
-        assert sign * (shown - limit) >= -1e-3 and n > first.trials
-    few = OperatingPointClassifier(constraint, 0.99 if sign > 0 else 0.01, max_epochs=2)
-    assert not few.fit(X[:200], y[:200]).report_.holds and "not shown" in str(few.report_)
-
-
-def test_an_operating_point_without_positives_says_so():
-    X, _, _ = table(13, 100)
-    rare = np.arange(100) == 50  # in one of the three parts
-    model = OperatingPointClassifier("recall", 0.8, random_state=0, max_epochs=1).fit(X, rare)
-    assert model.report_.tested[0].trials == 0 and not model.report_.holds
-    assert "no positives" in str(model.report_)
-
-
 # --- scikit-learn ------------------------------------------------------------------------------
 
 FAST: dict[str, Any] = {"max_epochs": 1}
-ESTIMATORS = [ConstrainedClassifier(**FAST), OperatingPointClassifier(**FAST)]
-OTHERS = [
-    ConstrainedClassifier("group_loss", **FAST),
-    WorstGroupClassifier(**FAST),
-    AveragePrecisionClassifier(**FAST),
-]
+ESTIMATORS = [ConstrainedClassifier(**FAST), AveragePrecisionClassifier(**FAST)]
+OTHERS = [ConstrainedClassifier("group_loss", **FAST), WorstGroupClassifier(**FAST)]
 ESTIMATORS += [pytest.param(each, marks=pytest.mark.slow) for each in OTHERS]
 
 
@@ -680,12 +581,11 @@ def test_columns_of_the_table_as_groups_and_a_pickle():
 @pytest.mark.parametrize("far", [3.3e38, -1e39, 1e200])
 def test_features_beyond_float32_have_the_probabilities_of_far_ones(far):
     X, y, _ = table(11, 100)
-    for model in (AveragePrecisionClassifier(max_epochs=1), OperatingPointClassifier(max_epochs=1)):
-        model.fit(X, y)
-        rows = np.repeat(X[:1], 2, axis=0)
-        rows[:, 0] = far, math.copysign(1e12, far)
-        found = model.predict_proba(rows)
-        np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    model = AveragePrecisionClassifier(max_epochs=1).fit(X, y)
+    rows = np.repeat(X[:1], 2, axis=0)
+    rows[:, 0] = far, math.copysign(1e12, far)
+    found = model.predict_proba(rows)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -699,8 +599,6 @@ def test_what_cannot_be_meant_is_refused():
         (ConstrainedClassifier(max_epochs=0), "at least 1", {"sensitive_features": group}),
         (ConstrainedClassifier(), "100 samples", {"sensitive_features": group[:50]}),
         (WorstGroupClassifier(0.0), r"\(0.0, 1.0\]", {"sensitive_features": group}),
-        (OperatingPointClassifier("accuracy"), "precision", {}),
-        (OperatingPointClassifier(limit=90), r"\(0.0, 1.0\)", {}),
     ]
     for model, message, given in cases:
         with pytest.raises(ValueError, match=message):
@@ -719,8 +617,6 @@ def test_what_cannot_be_meant_is_refused():
         model.set_params(learning_rate=1e30, max_epochs=6, estimator=network)
         with pytest.raises(ValueError, match="diverged"):
             model.fit(np.column_stack([group == "b", X]), y)
-    with pytest.raises(ValueError, match="has 4 samples"):
-        OperatingPointClassifier().fit(X[:4], ["no", "yes"] * 2)
     for missing in (None, ["all"] * 100):
         with pytest.warns(fcco.UsageWarning, match="nothing to compare"):
             ConstrainedClassifier(max_epochs=1).fit(X, y, sensitive_features=missing)

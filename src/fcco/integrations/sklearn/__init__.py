@@ -4,7 +4,6 @@
 |---|---|
 | `ConstrainedClassifier` | accuracy, while rates or losses of groups hardly differ |
 | `WorstGroupClassifier` | the average loss of the worst groups |
-| `OperatingPointClassifier` | recall at a precision, precision at a recall, TPR at an FPR |
 | `AveragePrecisionClassifier` | average precision |
 
 They are ordinary estimators: `fit(X, y, sensitive_features=...)`, `predict`, `predict_proba`,
@@ -14,16 +13,12 @@ pipelines, grid searches, cross-validation. The extra `fcco[sklearn]` installs w
 from .estimators import (
     AveragePrecisionClassifier,
     ConstrainedClassifier,
-    OperatingPointClassifier,
     WorstGroupClassifier,
 )
 from .report import (
     ClassifierReport,
     Figures,
     GroupFigures,
-    OperatingPointReport,
-    Proportion,
-    binomial_bound,
 )
 
 __all__ = [
@@ -32,9 +27,5 @@ __all__ = [
     "ConstrainedClassifier",
     "Figures",
     "GroupFigures",
-    "OperatingPointClassifier",
-    "OperatingPointReport",
-    "Proportion",
     "WorstGroupClassifier",
-    "binomial_bound",
 ]

@@ -7,7 +7,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,12 @@ from ... import _checks
 from ..._watch import warn
 from ...tracker import NonFiniteValue
 from .._shared import report_of
-from .goals import CONSTRAINTS, AveragePrecision, Gap, Goal, OperatingPoint, WorstGroup
-from .report import TARGETS, OperatingPointReport, classifier_report, proportion
+from .goals import CONSTRAINTS, AveragePrecision, Gap, Goal, WorstGroup
+from .report import classifier_report
 from .table import PIECES, Array, Encoding, Groups, Part, read_groups, split_rows
-from .training import Plan, Scored, Settings, WideAndDeep, outputs, predicted, train
+from .training import Plan, Settings, WideAndDeep, outputs, train
 
-__all__ = [
-    "AveragePrecisionClassifier", "ConstrainedClassifier", "OperatingPointClassifier",
-    "WorstGroupClassifier",
-]  # fmt: skip
+__all__ = ["AveragePrecisionClassifier", "ConstrainedClassifier", "WorstGroupClassifier"]
 
 
 # scikit-learn reads the parameters of an estimator from the signature of its constructor, which a
@@ -91,8 +88,8 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         self._fit(X, self._read_labels(y), groups, check_random_state(self.random_state))
         return self
 
-    def _fit(self, X: Array, label: Array, groups: Groups, random: Any) -> dict[str, Scored]:
-        """Train on checked data; returns the scores, minus the threshold, of the parts."""
+    def _fit(self, X: Array, label: Array, groups: Groups, random: Any) -> None:
+        """Train on checked data."""
         name = type(self).__name__
         cells = np.column_stack([label, groups.members])
         rows, held = split_rows(cells, self.validation_fraction, random)
@@ -137,8 +134,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
                 stacklevel=3,
             )
         trained = report_of(self.objective_)
-        self.report_: Any = classifier_report(goal, groups.names, scored, trained)
-        return scored
+        self.report_ = classifier_report(goal, groups.names, scored, trained)
 
     def _read_labels(self, y: Array) -> Array:
         check_classification_targets(y)
@@ -430,92 +426,6 @@ class WorstGroupClassifier(GroupClassifier):
 
     def _goal(self, groups: Groups) -> Goal:
         return WorstGroup(self.worst, groups.names)
-
-
-@dataclass(eq=False, repr=False)
-class OperatingPointClassifier(TorchClassifier):
-    r"""Make one rate as large as possible while another keeps a limit, and say what holds.
-
-    | `constraint` | limit | as large as possible |
-    |---|---|---|
-    | `"precision"` | precision at least `limit` | recall |
-    | `"recall"` | recall at least `limit` | precision |
-    | `"fpr"` | false-positive rate at most `limit` | recall, the true-positive rate |
-
-    The network is trained with cross-entropy under the constraint, by `fcco.constrained`; precision
-    p is linear in the predictions h, :math:`p\,\mathbb E\,h \le \mathbb E\,h y`. Then the threshold
-    is set on the validation part: the best that keeps the limit with the given confidence or, with
-    too few samples for that, as measured. At last both rates are counted on the test part, which
-    was used for nothing else, and `report_` states their exact bounds (see `binomial_bound`).
-
-    Args:
-        constraint: see above.
-        limit: of the constraint.
-        confidence: of the bounds.
-        test_fraction: share of the rows that are kept for the bounds.
-        validation_fraction: share of the other rows on which epoch and threshold are chosen.
-
-    The others as in `WorstGroupClassifier`.
-
-    Attributes:
-        report_: an `OperatingPointReport`.
-
-    Example:
-        >>> import numpy as np
-        >>> from fcco.integrations.sklearn import OperatingPointClassifier
-        >>> random = np.random.default_rng(0)
-        >>> X = random.normal(size=(4000, 3))
-        >>> y = X[:, 0] + 0.5 * random.normal(size=4000) > 0.5
-        >>> model = OperatingPointClassifier("precision", 0.9, random_state=0).fit(X, y)
-        >>> precision, recall = model.report_.tested
-        >>> precision.measured > 0.85 and recall.measured > 0.3
-        True
-
-    References:
-        C. J. Clopper and E. S. Pearson, The use of confidence or fiducial limits illustrated in the
-        case of the binomial, 1934.
-    """
-
-    constraint: str = "precision"
-    limit: float = 0.9
-    _: KW_ONLY
-    confidence: float = 0.95
-    test_fraction: float = 0.2
-    validation_fraction: float = 0.2
-
-    def _check(self) -> None:
-        super()._check()
-        name = "OperatingPointClassifier"
-        _checks.one_of(name, "constraint", self.constraint, tuple(TARGETS))
-        for parameter in ("limit", "confidence", "test_fraction", "validation_fraction"):
-            value = getattr(self, parameter)
-            _checks.in_interval(name, parameter, value, 0.0, 1.0, open_low=True, open_high=True)
-
-    def _goal(self, groups: Groups) -> Goal:
-        return OperatingPoint(self.constraint, self.limit, self.confidence)
-
-    def _fit(self, X: Array, label: Array, groups: Groups, random: Any) -> dict[str, Scored]:
-        rows, test = split_rows(label[:, None], self.test_fraction, random)
-        if min(len(test), len(rows) * self.validation_fraction) < 1:
-            raise ValueError(
-                f"`OperatingPointClassifier.fit(X=...)` has {len(X)} samples, too few for a test "
-                f"part of {self.test_fraction:g} of them and a validation part of "
-                f"{self.validation_fraction:g} of the others."
-            )
-        kept = Groups((), groups.members[rows])
-        scored = super()._fit(X[rows], label[rows], kept, random)
-        part = self._part(X, label, groups, test)
-        tested = outputs(self.module_, part.x) - self.threshold_
-        rates: Any = [
-            tuple(
-                proportion(rate, predicted(scores), rows.y, self.confidence)
-                for rate in (self.constraint, TARGETS[self.constraint])
-            )
-            for scores, rows in (scored["validation"], (tested, part))
-        ]
-        asked: Any = self.constraint, self.limit, self.confidence, self.threshold_
-        self.report_ = OperatingPointReport(*asked, *rates, training=self.report_)
-        return scored
 
 
 @dataclass(eq=False, repr=False)

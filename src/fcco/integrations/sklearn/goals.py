@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from ...groups import GroupBatchSampler, PositiveBatchSampler
 from ...inputs import Measured
 from ...methods import constrained
 from ...outer import CVaR
-from .report import TARGETS, Cuts, best_threshold, keeps, proportion
 from .table import Groups, Part, distinct
 from .training import (
     STEEP,
@@ -35,7 +35,7 @@ from .training import (
     predicted,
 )
 
-__all__ = ["CONSTRAINTS", "AveragePrecision", "Gap", "OperatingPoint", "WorstGroup"]
+__all__ = ["CONSTRAINTS", "AveragePrecision", "Gap", "WorstGroup"]
 
 LABELS: dict[str, tuple[int | None, ...]] = {
     "equalized_odds": (1, 0),
@@ -226,57 +226,6 @@ class WorstGroup(Goal):
         return -(self.value(*training) if math.isnan(value) else value)
 
 
-class OperatingPoint(Goal):
-    """Cross-entropy while a rate keeps a limit at the threshold 0."""
-
-    def __init__(self, constraint: str, limit: float, confidence: float) -> None:
-        self.constraint, self.limit, self.confidence = constraint, limit, confidence
-        self.name = constraint
-        self.asked = f"{constraint} at {'most' if constraint == 'fpr' else 'least'} {limit:g}"
-
-    def excess(self, chosen: Tensor, y: Tensor) -> Tensor:
-        """A number that is at most 0 where the limit is kept; linear in the predictions."""
-        if self.constraint == "precision":  # p E[h] <= E[h y]
-            return (chosen * (self.limit - y)).mean().view(1)
-        if self.constraint == "recall":
-            return (self.limit - (chosen * y).sum() / y.sum()).view(1)
-        return ((chosen * (1 - y)).sum() / (1 - y).sum() - self.limit).view(1)
-
-    def problem(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part, settings: Settings
-    ) -> Problem:
-        objective = constrained(module, optimizer, {f"limit of {self.constraint}": 0.0})
-        usual = plain(module, part, settings)
-
-        def loss(batch: Tensor) -> Tensor:
-            x, y = part.take(batch)
-            positive = y.to(x)
-            if not 0 < float(positive.mean()) < 1:  # a rate of nothing
-                return usual.loss(batch)
-
-            def losses_and_excess() -> Any:
-                scores = module(x).reshape(-1)
-                counted = self.excess((scores.detach() > 0).to(x), positive)
-                smooth = STEEP * self.excess(scores.sigmoid(), positive)
-                return losses_of(scores, y), Measured(counted, smooth)
-
-            return objective(losses_and_excess)
-
-        return Problem(objective, usual.batches, loss)
-
-    def value(self, scores: Tensor, part: Part) -> float:
-        return proportion(self.constraint, predicted(scores), part.y, 0.5).measured
-
-    def merit(self, training: Scored, held: Scored) -> float:
-        """The best target of any threshold whose rate keeps the limit on held-out rows."""
-        cuts = Cuts(held[0], held[1].y)
-        kept = keeps(self.constraint, cuts.rates(self.constraint), self.limit)
-        return float(cuts.rates(TARGETS[self.constraint])[kept].max(initial=0.0))
-
-    def threshold(self, scores: Tensor, part: Part) -> float:
-        return best_threshold(Cuts(scores, part.y), self.constraint, self.limit, self.confidence)
-
-
 class AveragePrecision(Goal):
     """Average precision, after cross-entropy for as many epochs."""
 
@@ -323,7 +272,10 @@ class AveragePrecision(Goal):
         return 0.0 if math.isnan(value) else value
 
     def threshold(self, scores: Tensor, part: Part) -> float:
-        """The best for the accuracy."""
-        cuts = Cuts(scores, part.y)
-        right = 2 * cuts.hits - cuts.above  # right answers more than without any positive
-        return float(cuts.thresholds[right.argmax()])
+        """The best for the accuracy: half-way between two scores, or beyond all of them."""
+        values, y = scores.reshape(-1).cpu().double().numpy(), part.y.cpu().numpy()
+        order = np.argsort(-values)
+        ends = np.concatenate([[values.max() + 1], values[order], [values.min() - 1]])
+        gained = np.append(0, np.cumsum(2 * y[order] - 1))  # right answers, by so many positives
+        best = np.where(ends[:-1] > ends[1:], gained, -np.inf).argmax()  # not between equal scores
+        return float((ends[best] + ends[best + 1]) / 2)
