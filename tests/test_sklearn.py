@@ -100,8 +100,6 @@ def test_groups_of_a_column_of_columns_and_of_lists():
     for wrong in (["a"] * 3, [["a"]] * 3, np.zeros((4, 2, 2))):
         with pytest.raises(ValueError, match="4 samples"):
             read_groups(wrong, 4)
-    with pytest.raises(ValueError, match="sample 1: 'old'"):
-        read_groups([["old"], "old", [], []], 4)
     with pytest.raises(ValueError, match="booleans"):
         read_groups([[True, False], [False, True]], 2)
 
@@ -396,18 +394,14 @@ def test_the_report_of_the_training_names_the_groups():
 # --- choice of the epoch, randomness, the network ----------------------------------------------
 
 
-def test_the_best_epoch_is_returned_and_patience_ends_the_training():
+def test_the_best_epoch_is_returned():
     X, y, group = table(3, 600)
     settings: dict[str, Any] = {"random_state": 0, "max_epochs": 12, "learning_rate": 0.1}
     model = WorstGroupClassifier(1.0, **settings).fit(X, y, sensitive_features=group)
     found = [row["validation worst-group loss"] for row in model.history_]
     assert model.report_.validation is not None
     assert model.report_.validation.value == pytest.approx(min(found)) and len(found) == 12
-    best = int(np.argmin(found))
-    assert best < 8, "the test needs an epoch that is overtaken"
-    short = WorstGroupClassifier(1.0, patience=2, **settings).fit(X, y, sensitive_features=group)
-    waited = next(k for k in range(2, 12) if min(found[: k - 1]) <= min(found[k - 1 : k + 1]))
-    assert len(short.history_) == waited + 1 < 12
+    assert int(np.argmin(found)) < 8, "the test needs an epoch that is overtaken"
 
 
 def test_random_state_decides_and_the_global_streams_are_left_alone():
@@ -443,12 +437,6 @@ def test_a_network_of_the_user_is_copied_and_its_statistics_are_those_of_the_ave
     wrong = ConstrainedClassifier("tpr", estimator=lambda d, k: nn.Linear(d, 2))
     with pytest.raises(ValueError, match=r"one logit.*\(2, 2\)"):
         wrong.fit(X, y, sensitive_features=group)
-    for estimator, message in (
-        (LogisticRegression(), "is: LogisticRegression"),
-        (lambda d, k: 3, "returned: 3"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            wrong.set_params(estimator=estimator).fit(X, y, sensitive_features=group)
     with pytest.raises(ValueError, match=r"one logit.*tuple"):
         wrong.set_params(estimator=nn.RNN(3, 1)).fit(X, y, sensitive_features=group)
     wrong.set_params(estimator=nn.Sequential(nn.Linear(3, 1), nn.Sigmoid()), max_epochs=1)
@@ -461,12 +449,11 @@ def test_a_network_of_the_user_is_copied_and_its_statistics_are_those_of_the_ave
 # --- the report --------------------------------------------------------------------------------
 
 
-def test_the_report_counts_right(capsys):
+def test_the_report_counts_right():
     X, y, group = table(6, 500)
-    model = ConstrainedClassifier("equalized_odds", validation_fraction=0.0, max_epochs=2,
-                                  random_state=0, verbose=True)  # fmt: skip
+    settings: dict[str, Any] = {"validation_fraction": 0.0, "max_epochs": 2, "random_state": 0}
+    model = ConstrainedClassifier("equalized_odds", **settings)
     model.fit(X, y, sensitive_features=group)
-    assert len(capsys.readouterr().out.splitlines()) == 2
     chosen, truth, members = model.predict(X) == "yes", y == "yes", membership(group)
     found, report = rates(chosen, truth, members), model.report_
     assert report.validation is None
@@ -594,7 +581,6 @@ def test_what_cannot_be_meant_is_refused():
     cases: list[tuple[Any, str, dict[str, Any]]] = [
         (ConstrainedClassifier("parity"), "demographic_parity", {"sensitive_features": group}),
         (ConstrainedClassifier(tolerance=-0.1), r"\[0.0, inf\)", {"sensitive_features": group}),
-        (WorstGroupClassifier(patience=2, validation_fraction=0.0), "validation_fraction > 0", {}),
         (ConstrainedClassifier(tolerance=math.inf), "inf", {"sensitive_features": group}),
         (ConstrainedClassifier(max_epochs=0), "at least 1", {"sensitive_features": group}),
         (ConstrainedClassifier(), "100 samples", {"sensitive_features": group[:50]}),
@@ -611,7 +597,7 @@ def test_what_cannot_be_meant_is_refused():
     position: Any = ConstrainedClassifier().fit
     with pytest.raises(TypeError, match="positional"):  # where others have sample_weight
         position(X, y, np.ones(100))
-    with pytest.raises(ValueError, match="no sample"):
+    with pytest.raises(ValueError, match="must name groups"):
         WorstGroupClassifier().fit(X, y, sensitive_features=[[]] * 100)
     for model in (AveragePrecisionClassifier(), ConstrainedClassifier(sensitive_features=[0])):
         model.set_params(learning_rate=1e30, max_epochs=6, estimator=network)

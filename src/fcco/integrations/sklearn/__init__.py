@@ -10,16 +10,8 @@ They are ordinary estimators: `fit(X, y, sensitive_features=...)`, `predict`, `p
 pipelines, grid searches, cross-validation. The extra `fcco[sklearn]` installs what they need.
 """
 
-from .estimators import (
-    AveragePrecisionClassifier,
-    ConstrainedClassifier,
-    WorstGroupClassifier,
-)
-from .report import (
-    ClassifierReport,
-    Figures,
-    GroupFigures,
-)
+from .estimators import AveragePrecisionClassifier, ConstrainedClassifier, WorstGroupClassifier
+from .goals import ClassifierReport, Figures, GroupFigures
 
 __all__ = [
     "AveragePrecisionClassifier",

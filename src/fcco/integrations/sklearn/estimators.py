@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ from ... import _checks
 from ..._watch import warn
 from ...tracker import NonFiniteValue
 from .._shared import report_of
-from .goals import CONSTRAINTS, AveragePrecision, Gap, Goal, WorstGroup
-from .report import classifier_report
+from .goals import AveragePrecision, Gap, WorstGroup, classifier_report
 from .table import PIECES, Array, Encoding, Groups, Part, read_groups, split_rows
-from .training import Plan, Settings, WideAndDeep, outputs, train
+from .training import Goal, Plan, Settings, WideAndDeep, outputs, train
 
 __all__ = ["AveragePrecisionClassifier", "ConstrainedClassifier", "WorstGroupClassifier"]
 
@@ -43,10 +41,8 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
     learning_rate: float | str = "auto"
     weight_decay: float = 0.01
     validation_fraction: float = 0.1
-    patience: int | None = None
     random_state: Any = None
     device: Any = "cpu"
-    verbose: bool = False
 
     _multiclass = False  # whether there may be more than two classes
 
@@ -61,8 +57,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
     def _check(self) -> None:
         """Refuse parameters that are out of range."""
         name = type(self).__name__
-        for parameter in ("max_epochs", "batch_size"):
-            value = getattr(self, parameter)
+        for parameter, value in (("max_epochs", self.max_epochs), ("batch_size", self.batch_size)):
             if value != "auto":
                 _checks.integer(name, parameter, value, 1)
         if self.learning_rate != "auto":
@@ -70,34 +65,20 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         _checks.at_least(name, "weight_decay", self.weight_decay, 0.0)
         share = self.validation_fraction
         _checks.in_interval(name, "validation_fraction", share, 0.0, 1.0, open_high=True)
-        if self.patience is not None:
-            _checks.integer(name, "patience", self.patience, 1)
-            if share == 0:
-                raise ValueError(
-                    f"`{name}(patience={self.patience})` needs validation_fraction > 0: epochs are "
-                    "compared on the validation part."
-                )
 
     # Training.
 
-    def fit(self, X: Any, y: Any) -> Any:
-        """Train on features, (n, d), and classes, (n,); positive is the second of `classes_`."""
-        self._check()
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        groups = Groups((), np.zeros((len(X), 0), dtype=bool))
-        self._fit(X, self._read_labels(y), groups, check_random_state(self.random_state))
-        return self
-
-    def _fit(self, X: Array, label: Array, groups: Groups, random: Any) -> None:
+    def _fit(self, X: Array, y: Array, groups: Groups) -> Any:
         """Train on checked data."""
-        name = type(self).__name__
+        name, random = type(self).__name__, check_random_state(self.random_state)
+        label, goal = self._read_labels(y), self._goal(groups)
         cells = np.column_stack([label, groups.members])
         rows, held = split_rows(cells, self.validation_fraction, random)
         self.encoding_ = Encoding.of(X[rows], PIECES if self.estimator is None else 1)
         parts = {"training": self._part(X, label, groups, rows)}
         if len(held):
             parts["validation"] = self._part(X, label, groups, held)
-        part, goal = parts["training"], self._goal(groups)
+        part = parts["training"]
         settings = self._settings(goal, len(rows), random)
         diverged = (
             f"`{name}.fit` diverged: the loss or the network's output is NaN or infinite. Lower "
@@ -119,8 +100,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         if self.estimator is not None and low >= 0 and high <= 1:
             warn(
                 f"`{name}(estimator=...)` returned only values between 0 and 1 for the training "
-                "part: they are read as logits. Has it a Sigmoid or Softmax at its end? Leave that "
-                "out."
+                "part: they are read as logits. Leave out a Sigmoid or Softmax at its end."
             )
         last = list(parts)[-1]
         self.threshold_ = goal.threshold(scores[last], parts[last])
@@ -135,6 +115,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             )
         trained = report_of(self.objective_)
         self.report_ = classifier_report(goal, groups.names, scored, trained)
+        return self
 
     def _read_labels(self, y: Array) -> Array:
         check_classification_targets(y)
@@ -156,18 +137,14 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
 
     def _module(self, x: Tensor, features: int) -> nn.Module:
         """The network, tried on a few rows."""
-        classes, call = len(self.classes_), f"`{type(self).__name__}(estimator=...)` must"
+        classes = len(self.classes_)
         number = 1 if classes == 2 else classes
         if self.estimator is None:
             return WideAndDeep(self.encoding_, number).to(self.device, torch.float32)
-        module: Any = self.estimator
-        made = isinstance(module, Callable) and not isinstance(module, nn.Module)
-        module = module(features, number) if made else copy.deepcopy(module)
-        if not isinstance(module, nn.Module):
-            raise TypeError(
-                f"{call} be a torch.nn.Module or a function of the numbers of features and outputs "
-                f"that returns one, but {'returned' if made else 'is'}: {module!r}."
-            )
+        if isinstance(self.estimator, nn.Module):
+            module = copy.deepcopy(self.estimator)
+        else:
+            module = self.estimator(features, number)
         module.to(self.device, torch.float32)  # as the features
         with torch.no_grad():
             returned = module.eval()(x)
@@ -175,8 +152,8 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         if found != (len(x), number) and (classes > 2 or found != (len(x),)):
             wanted = "one logit, of the second class" if classes == 2 else "a logit for each class"
             raise ValueError(
-                f"{call} return {wanted}, but for {len(x)} rows and {classes} classes it returned "
-                f"the shape or type {found}."
+                f"`{type(self).__name__}(estimator=...)` must return {wanted}, but for {len(x)} "
+                f"rows and {classes} classes it returned the shape or type {found}."
             )
         return module
 
@@ -193,9 +170,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             batch_size=size,
             learning_rate=goal.rate_share * rate,
             weight_decay=self.weight_decay,
-            patience=self.patience,
             seed=int(random.randint(2**31 - 1)),
-            verbose=self.verbose,
         )
 
     # Predictions.
@@ -209,9 +184,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         x = self.encoding_(self._read(X)).to(self.device)
         scores = outputs(self.module_.to(self.device), x).cpu()  # `set_params(device=...)`
-        if len(self.classes_) > 2:
-            return scores.numpy()
-        return (scores.reshape(-1) - self.threshold_).numpy()
+        return (scores if scores.dim() == 2 else scores - self.threshold_).numpy()
 
     def predict_proba(self, X: Any) -> Array:
         """The probability of each class, (n, classes); the larger of two is that predicted.
@@ -257,9 +230,7 @@ class GroupClassifier(TorchClassifier):
                 )
             X, sensitive_features = self._without_groups(X, reset=True)
             X, y = check_X_y(X, y, dtype="float64", ensure_min_samples=2, estimator=self)
-        label, groups = self._read_labels(y), self._groups(sensitive_features, len(X))
-        self._fit(X, label, groups, check_random_state(self.random_state))
-        return self
+        return self._fit(X, y, self._groups(sensitive_features, len(X)))
 
     def _groups(self, sensitive_features: Any, number: int) -> Groups:
         if sensitive_features is None:
@@ -346,10 +317,8 @@ class ConstrainedClassifier(GroupClassifier):
         weight_decay: of AdamW.
         validation_fraction: share of the rows that are not trained on, the same of every group and
             label. The epoch that is best on them is kept; with 0 the last.
-        patience: end training after so many epochs without a better one; None: do not.
         random_state: a seed, a `numpy.random.RandomState`, or None.
         device: where to train and predict, such as "cuda".
-        verbose: print the figures of each epoch.
 
     Attributes:
         module_: the network, whose input `encoding_` makes of a table.
@@ -357,18 +326,6 @@ class ConstrainedClassifier(GroupClassifier):
         history_: the figures of each epoch.
         report_: a `ClassifierReport`.
         threshold_: what `decision_function` subtracts from the output of the network.
-
-    Example:
-        >>> import numpy as np
-        >>> from fcco.integrations.sklearn import ConstrainedClassifier
-        >>> random = np.random.default_rng(0)
-        >>> group = random.choice(["a", "b"], 2000)
-        >>> X = random.normal(size=(2000, 3)) + (group == "a")[:, None]
-        >>> y = X[:, 0] + random.normal(size=2000) > 0.5
-        >>> model = ConstrainedClassifier("demographic_parity", random_state=0)
-        >>> chosen = model.fit(X, y, sensitive_features=group).predict(X)
-        >>> bool(abs(chosen[group == "a"].mean() - chosen[group == "b"].mean()) < 0.03)
-        True
     """
 
     constraint: str = "equalized_odds"
@@ -377,12 +334,6 @@ class ConstrainedClassifier(GroupClassifier):
     @property
     def _multiclass(self) -> bool:
         return self.constraint == "group_loss"
-
-    def _check(self) -> None:
-        super()._check()
-        call, tolerance = "ConstrainedClassifier", self.tolerance
-        _checks.one_of(call, "constraint", self.constraint, CONSTRAINTS)
-        _checks.in_interval(call, "tolerance", tolerance, 0.0, math.inf, open_high=True)
 
     def _goal(self, groups: Groups) -> Goal:
         return Gap(self.constraint, self.tolerance, groups)
@@ -420,10 +371,6 @@ class WorstGroupClassifier(GroupClassifier):
     worst: float = 0.15
     _multiclass = True
 
-    def _check(self) -> None:
-        super()._check()
-        _checks.in_interval("WorstGroupClassifier", "worst", self.worst, 0.0, 1.0, open_low=True)
-
     def _goal(self, groups: Groups) -> Goal:
         return WorstGroup(self.worst, groups.names)
 
@@ -452,6 +399,12 @@ class AveragePrecisionClassifier(TorchClassifier):
         >>> model.report_.training.value > 0.8
         True
     """
+
+    def fit(self, X: Any, y: Any) -> Any:
+        """Train on features, (n, d), and classes, (n,); positive is the second of `classes_`."""
+        self._check()
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        return self._fit(X, y, Groups((), np.zeros((len(X), 0), dtype=bool)))
 
     def _goal(self, groups: Groups) -> Goal:
         return AveragePrecision()

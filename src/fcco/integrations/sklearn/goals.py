@@ -1,11 +1,11 @@
-"""What the classifiers train for."""
+"""What the classifiers train for, and what they report of it."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,15 @@ import torch
 from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
-from ... import xrisk
+from ... import _checks, xrisk
 from ..._watch import warn
 from ...group_dro import CVaRGroupDRO
 from ...groups import GroupBatchSampler, PositiveBatchSampler
 from ...inputs import Measured
 from ...methods import constrained
+from ...methods.registry import Table
 from ...outer import CVaR
+from ...report import Report
 from .table import Groups, Part, distinct
 from .training import (
     STEEP,
@@ -33,19 +35,22 @@ from .training import (
     losses_of,
     plain,
     predicted,
+    scores_of,
 )
 
-__all__ = ["CONSTRAINTS", "AveragePrecision", "Gap", "WorstGroup"]
+__all__ = [
+    "AveragePrecision", "ClassifierReport", "Figures", "Gap", "GroupFigures", "WorstGroup",
+    "classifier_report",
+]  # fmt: skip
 
-LABELS: dict[str, tuple[int | None, ...]] = {
-    "equalized_odds": (1, 0),
-    "demographic_parity": (None,),
-    "tpr": (1,),
-    "fpr": (0,),
+LABELS: dict[str, dict[str, int | None]] = {
+    "equalized_odds": {"tpr ": 1, "fpr ": 0},
+    "demographic_parity": {"": None},
+    "tpr": {"tpr ": 1},
+    "fpr": {"fpr ": 0},
+    "group_loss": {"": None},
 }
-"""The labels whose samples are counted, each in rates of their own; None for all samples."""
-
-CONSTRAINTS = (*LABELS, "group_loss")
+"""The labels whose samples are counted, by the names of their rates; None for all samples."""
 
 MOST_GROUPS = 300
 """Rates are compared in pairs, and there are as many as the square of this."""
@@ -67,26 +72,28 @@ class Gap(Goal):
     plan = Plan(passes=4, per_epoch=16, steps=64, learning_rate=0.02)
 
     def __init__(self, constraint: str, tolerance: float, groups: Groups) -> None:
-        self.constraint, self.tolerance, number = constraint, tolerance, len(groups.names)
+        call, names = "ConstrainedClassifier", groups.names
+        _checks.one_of(call, "constraint", constraint, tuple(LABELS))
+        _checks.in_interval(call, "tolerance", tolerance, 0.0, math.inf, open_high=True)
+        self.tolerance, self.labels = tolerance, LABELS[constraint]
         self.of_losses = constraint == "group_loss"
         if self.of_losses:
             self.asked = f"loss of every group at most {tolerance:g} above that of all samples"
-            labels, pairs = [""], [(k, number) for k in range(number)]  # the last cell is all
-        elif number > MOST_GROUPS:
+            pairs = [(k, len(names)) for k in range(len(names))]
+            names = (*names, "all")
+        elif len(names) > MOST_GROUPS:
             raise ValueError(
-                f"`fit(sensitive_features=...)` has {number} groups, more than {MOST_GROUPS}: "
+                f"`fit(sensitive_features=...)` has {len(names)} groups, more than {MOST_GROUPS}: "
                 "their rates are compared in pairs. Put its values into classes."
             )
         else:
             self.asked = f"{constraint} gap of at most {tolerance:g}"
-            labels = [{1: "tpr ", 0: "fpr ", None: ""}[label] for label in LABELS[constraint]]
-            pairs = list(itertools.permutations(range(number), 2))
-        names = (*groups.names, "all")
-        self.means = [f"{label}{name}" for label in labels for name in groups.names]
+            pairs = list(itertools.permutations(range(len(names)), 2))
+        self.means = [f"{label}{name}" for label in self.labels for name in names]
         self.names = distinct(
-            f"{label}{names[i]} - {names[j]}" for label in labels for i, j in pairs
+            f"{label}{names[i]} - {names[j]}" for label in self.labels for i, j in pairs
         )
-        starts = range(0, len(labels) * number, number)
+        starts = range(0, len(self.means), len(names))
         cells = [(start + i, start + j) for start in starts for i, j in pairs]
         self.pairs = torch.tensor(cells, dtype=torch.int64).view(-1, 2)
         self.limit = torch.full((len(cells),), tolerance)  # what training aims at
@@ -95,12 +102,11 @@ class Gap(Goal):
         """Which samples count in which mean, (n, cells), 0 or 1."""
         members = part.members
         if self.of_losses:
-            kept = [members, torch.ones_like(members[:, :1])]
-        else:
-            kept = [
-                members if label is None else members & (part.y == label)[:, None]
-                for label in LABELS[self.constraint]
-            ]
+            members = torch.cat([members, torch.ones_like(members[:, :1])], dim=1)
+        kept = [
+            members if label is None else members & (part.y == label)[:, None]
+            for label in self.labels.values()
+        ]
         return torch.cat(kept, dim=1).to(part.x)
 
     def problem(
@@ -119,10 +125,10 @@ class Gap(Goal):
             return plain(module, part, settings)
         empty = list(itertools.compress(self.means, (sizes == 0).tolist()))
         if empty:
-            more = [f"and {len(empty) - 10} more"] if len(empty) > 10 else []
+            more = f" and {len(empty) - 10} more" if len(empty) > 10 else ""
             warn(
                 "`ConstrainedClassifier.fit(sensitive_features=...)`: not constrained, as the "
-                f"training part has no samples for it: {', '.join(empty[:10] + more)}."
+                f"training part has no samples for it: {', '.join(empty[:10])}{more}."
             )
         if not self.of_losses:
             share = float(part.y.double().mean())
@@ -132,9 +138,9 @@ class Gap(Goal):
         limits = dict(zip(names, self.limit.tolist(), strict=True))
         objective = constrained(module, optimizer, limits)
 
-        def loss(batch: Tensor) -> Tensor:
-            x, y = part.take(batch)
-            cells, pairs = all_cells.index_select(0, batch), self.pairs.to(y.device)
+        def loss(batch: tuple[Tensor, ...]) -> Tensor:
+            x, y, rows = batch
+            cells, pairs = all_cells.index_select(0, rows), self.pairs.to(y.device)
             counts = cells.sum(0)
             there = (counts > 0)[pairs].all(1)
             index = None
@@ -148,16 +154,16 @@ class Gap(Goal):
                 return first - second
 
             def losses_and_gaps() -> Any:
-                scores = module(x)
+                scores = scores_of(module, x)
                 losses = losses_of(scores, y)
                 if self.of_losses:
                     return losses, difference(losses)
                 counted = difference(predicted(scores.detach()).to(cells))
-                return losses, Measured(counted, difference(STEEP * scores.view(-1).sigmoid()))
+                return losses, Measured(counted, difference(STEEP * scores.sigmoid()))
 
             return objective(losses_and_gaps, index)
 
-        return Problem(objective, Shuffled(len(part.y), settings.batch_size), loss)
+        return Problem(objective, Shuffled(part, settings.batch_size), loss)
 
     def gap(self, *parts: Scored, limit: Tensor | float = 0.0) -> float:
         """The largest difference above a limit, over parts of the data together."""
@@ -188,6 +194,7 @@ class WorstGroup(Goal):
     name = "worst-group loss"
 
     def __init__(self, worst: float, names: Sequence[str]) -> None:
+        _checks.in_interval("WorstGroupClassifier", "worst", worst, 0.0, 1.0, open_low=True)
         self.worst, self.names = worst, names
         self.asked = f"smallest mean loss of the worst {worst:g} of the groups"
 
@@ -208,7 +215,7 @@ class WorstGroup(Goal):
         def loss(batch: list[int]) -> Tensor:
             rows, groups = pairs[batch].unbind(1)
             x, y = part.take(rows)
-            return objective(lambda: losses_of(module(x), y), groups)
+            return objective(lambda: losses_of(scores_of(module, x), y), groups)
 
         return Problem(objective, batches, loss)
 
@@ -236,23 +243,19 @@ class AveragePrecision(Goal):
     def problem(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part, settings: Settings
     ) -> Problem:
-        size, epochs = settings.batch_size, settings.max_epochs
-
-        class Loader:
-            def __iter__(self) -> Iterator[Any]:
-                return map(part.take, Shuffled(len(part.y), size))
-
         faster = replace(settings, learning_rate=settings.learning_rate / self.rate_share)
-        xrisk.warm_start(module, adamw(module, faster, part.x.device), Loader(), epochs)
+        batches = Shuffled(part, settings.batch_size)
+        faster_optimizer = adamw(module, faster, part.x.device)
+        xrisk.warm_start(module, faster_optimizer, batches, settings.max_epochs)
         objective = xrisk.AveragePrecision(module, optimizer, labels=part.y)
-        size = max(size, 2)
+        size = max(settings.batch_size, 2)
         quarter = max(1, min(size // 4, int(part.y.sum())))  # or all that there are
         batches = PositiveBatchSampler(part.y, size, positives=quarter, seed=settings.seed)
 
         def loss(batch: list[int]) -> Tensor:
             rows = torch.as_tensor(batch, device=part.y.device)
             x, y = part.take(rows)
-            return objective(lambda: module(x).reshape(-1), y, rows)
+            return objective(lambda: scores_of(module, x), y, rows)
 
         return Problem(objective, batches, loss)
 
@@ -265,7 +268,7 @@ class AveragePrecision(Goal):
         y = part.y.cpu().numpy()
         if not y.any():
             return math.nan
-        return float(average_precision_score(y, scores.reshape(-1).cpu().numpy()))
+        return float(average_precision_score(y, scores.cpu().numpy()))
 
     def merit(self, training: Scored, held: Scored) -> float:
         value = self.value(*held)
@@ -273,9 +276,104 @@ class AveragePrecision(Goal):
 
     def threshold(self, scores: Tensor, part: Part) -> float:
         """The best for the accuracy: half-way between two scores, or beyond all of them."""
-        values, y = scores.reshape(-1).cpu().double().numpy(), part.y.cpu().numpy()
+        values, y = scores.cpu().double().numpy(), part.y.cpu().numpy()
         order = np.argsort(-values)
         ends = np.concatenate([[values.max() + 1], values[order], [values.min() - 1]])
         gained = np.append(0, np.cumsum(2 * y[order] - 1))  # right answers, by so many positives
         best = np.where(ends[:-1] > ends[1:], gained, -np.inf).argmax()  # not between equal scores
         return float((ends[best] + ends[best + 1]) / 2)
+
+
+@dataclass(frozen=True)
+class GroupFigures:
+    """Figures of one group; `loss` is the mean cross-entropy.
+
+    Rates are shares that are predicted positive, the second of two classes: of all samples, of the
+    positives and of the negatives. They are NaN for more than two classes.
+    """
+
+    name: str
+    samples: int
+    accuracy: float
+    loss: float
+    selection_rate: float
+    tpr: float
+    fpr: float
+
+
+@dataclass(frozen=True)
+class Figures(GroupFigures):
+    """Figures of a part of the data, "training" or "validation", and of each group in it.
+
+    `value` is the figure that was asked for, see `ClassifierReport.name`.
+    """
+
+    value: float
+    groups: tuple[GroupFigures, ...]
+
+
+SHOWN = 20
+"""Groups that a printed report has at most."""
+
+
+@dataclass(frozen=True)
+class ClassifierReport:
+    """What was asked for and what was measured; printed, a table of the groups.
+
+    Attributes:
+        asked: what was asked for.
+        name: of the figure that was asked for, such as "gap".
+        training: figures of the rows that were trained on.
+        validation: those of the rows that chose the epoch; None without such rows.
+        objective: the report of the training objective, None where there is none.
+    """
+
+    asked: str
+    name: str
+    training: Figures
+    validation: Figures | None
+    objective: Report | None
+
+    def __str__(self) -> str:
+        last, lines = self.validation or self.training, [f"asked: {self.asked}"]
+        for part in (self.training, self.validation):
+            if part is not None:
+                figures = f"{self.name} {part.value:.4f}, accuracy {part.accuracy:.4f}"
+                lines.append(f"{part.name} ({part.samples} samples): {figures}")
+        if len(last.groups) > 1:
+            rows = [["group", "samples", "accuracy", "loss", "selected", "tpr", "fpr"]]
+            for each in last.groups[:SHOWN]:
+                rates = each.accuracy, each.loss, each.selection_rate, each.tpr, each.fpr
+                rows.append([each.name, str(each.samples), *(f"{rate:.3f}" for rate in rates)])
+            lines += ["", f"groups of the {last.name} part", str(Table(rows))]
+            if len(last.groups) > SHOWN:
+                lines.append(f"... and {len(last.groups) - SHOWN} more")
+        if self.objective is not None:
+            lines += ["", "training", str(self.objective)]
+        return "\n".join(lines)
+
+
+def classifier_report(
+    goal: Goal, names: Sequence[str], parts: Mapping[str, Scored], objective: Report | None
+) -> ClassifierReport:
+    """The report of the scores of the parts, by their names."""
+    found = {name: _figures(name, goal, names, *part) for name, part in parts.items()}
+    return ClassifierReport(
+        goal.asked, goal.name, found["training"], found.get("validation"), objective
+    )
+
+
+def _figures(name: str, goal: Goal, names: Sequence[str], scores: Tensor, part: Part) -> Figures:
+    scores, part = scores.cpu(), Part(*(each.cpu() for each in part))
+    classes, losses = predicted(scores), losses_of(scores, part.y)
+
+    def figures(rows: Tensor) -> tuple[Any, ...]:
+        chosen, y = classes[rows], part.y[rows]
+        selected = chosen.float() if scores.dim() == 1 else torch.full((len(y),), torch.nan)
+        means = (chosen == y).float(), losses[rows], selected, selected[y == 1], selected[y == 0]
+        return len(y), *(float(each.mean()) for each in means)
+
+    each = zip(names, part.members.T, strict=True)
+    groups = tuple(GroupFigures(group, *figures(rows)) for group, rows in each)
+    everyone = torch.ones_like(part.y, dtype=torch.bool)
+    return Figures(name, *figures(everyone), goal.value(scores, part), groups)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.preprocessing import MultiLabelBinarizer
 from torch import Tensor
+
+from ...index import read_names
 
 __all__ = ["PIECES", "Array", "Encoding", "Groups", "Part", "distinct", "read_groups", "split_rows"]
 
@@ -47,18 +48,27 @@ class Groups(NamedTuple):
 
 def read_groups(sensitive_features: Any, number: int) -> Groups:
     """The groups of `number` samples, in any of the forms that `fit` takes them in."""
-    given: Any = sensitive_features
+    place, given = "`fit(sensitive_features=...)`", sensitive_features
     if not isinstance(given, (list, tuple)):
         given = np.asarray(given)
-    column = isinstance(given, (list, tuple)) or (given.ndim == 1 and given.dtype == object)
-    if column and any(isinstance(row, _LISTS) for row in given):
-        return _from_lists(given, number)
-    table = np.asarray(given)
+    one_axis = isinstance(given, (list, tuple)) or given.ndim == 1
+    listed = one_axis and any(isinstance(row, (list, tuple, set, np.ndarray)) for row in given)
+    table = np.empty(len(given)) if listed else np.asarray(given)
     if table.shape[:1] != (number,) or table.ndim not in (1, 2):
         raise ValueError(
-            f"`fit(sensitive_features=...)` must have one row for each of the {number} samples of "
-            f"X but has shape: {table.shape}."
+            f"{place} must have one row for each of the {number} samples of X but has shape: "
+            f"{table.shape}."
         )
+    if listed:
+        found, names = read_names(place, given)
+        if any(isinstance(name, (bool, np.bool_)) for name in names):
+            raise ValueError(
+                f"{place} must list names of groups but lists booleans. A table with a column for "
+                "each group must be an array: np.array(sensitive_features)."
+            )
+        members = np.zeros((number, len(names)), dtype=bool)
+        members[found.sample.numpy(), found.group.numpy()] = True
+        return Groups(distinct(map(str, names)), members)
     if table.ndim == 2 and table.dtype == bool and table.shape[1] > 1:
         numbered = [f"group {k}" for k in range(table.shape[1])]
         return Groups(distinct(map(str, getattr(sensitive_features, "columns", numbered))), table)
@@ -67,30 +77,6 @@ def read_groups(sensitive_features: Any, number: int) -> Groups:
     _, first, code = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     names = distinct(", ".join(str(column[row]) for column in columns) for row in first)
     return Groups(names, code.reshape(-1, 1) == np.arange(len(names)))
-
-
-_LISTS = (list, tuple, set, frozenset, np.ndarray)
-
-
-def _from_lists(rows: Any, number: int) -> Groups:
-    call = "`fit(sensitive_features=...)` must list the"
-    if len(rows) != number:
-        raise ValueError(
-            f"{call} groups of each of the {number} samples of X but lists those of {len(rows)}."
-        )
-    for k, row in enumerate(rows):
-        if not isinstance(row, _LISTS):
-            raise ValueError(
-                f"{call} groups of each sample, [] for none, but has for sample {k}: {row!r}."
-            )
-    if any(isinstance(name, (bool, np.bool_)) for row in rows for name in row):
-        raise ValueError(
-            f"{call} names of groups but lists booleans. A table with a column for each group must "
-            "be an array: np.array(sensitive_features)."
-        )
-    binarizer = MultiLabelBinarizer()
-    members: Any = binarizer.fit_transform([[str(name) for name in row] for row in rows])
-    return Groups(tuple(binarizer.classes_), members.astype(bool))
 
 
 def _codes(column: Array) -> Array:

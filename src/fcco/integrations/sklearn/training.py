@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import copy
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from .table import Encoding, Part
 
 __all__ = [
     "STEEP", "Goal", "Plan", "Problem", "Scored", "Settings", "Shuffled", "WideAndDeep", "adamw",
-    "losses_of", "outputs", "plain", "predicted", "train",
+    "losses_of", "outputs", "plain", "predicted", "scores_of", "train",
 ]  # fmt: skip
 
 Scored = tuple[Tensor, Part]
@@ -35,26 +34,29 @@ START_ROWS = 8192
 """Rows that the wide part of a network is fitted to at first, at most."""
 
 
+def scores_of(module: nn.Module, x: Tensor) -> Tensor:
+    """The logit of the second of two classes, (n,), or that of each of more, (n, classes)."""
+    scores = module(x)
+    return scores.view(-1) if scores.shape[1:] == (1,) else scores
+
+
+@torch.no_grad()
+def outputs(module: nn.Module, x: Tensor) -> Tensor:
+    """The scores of many rows."""
+    module.eval()
+    return torch.cat([scores_of(module, rows) for rows in x.split(65536)])
+
+
 def losses_of(scores: Tensor, y: Tensor) -> Tensor:
-    """The cross-entropy of each sample; one column of scores is the logit of the second class."""
-    if scores.dim() == 1 or scores.shape[1] == 1:
-        scores = scores.reshape(-1)
+    """The cross-entropy of each sample."""
+    if scores.dim() == 1:
         return binary_cross_entropy_with_logits(scores, y.to(scores), reduction="none")
     return cross_entropy(scores, y, reduction="none")
 
 
 def predicted(scores: Tensor) -> Tensor:
     """The class that scores stand for."""
-    if scores.dim() == 1 or scores.shape[1] == 1:
-        return (scores.reshape(-1) > 0).long()
-    return scores.argmax(1)
-
-
-@torch.no_grad()
-def outputs(module: nn.Module, x: Tensor) -> Tensor:
-    """What a module returns for many rows."""
-    module.eval()
-    return torch.cat([module(rows) for rows in x.split(65536)])
+    return (scores > 0).long() if scores.dim() == 1 else scores.argmax(1)
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,7 @@ class Settings:
     batch_size: int
     learning_rate: float
     weight_decay: float
-    patience: int | None
     seed: int
-    verbose: bool
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,20 @@ class Plan:
 
 
 class Shuffled:
-    """All rows in random order, in batches of nearly equal size; another order at each pass."""
+    """Features, classes and numbers of rows, in batches of nearly equal size.
 
-    def __init__(self, number: int, batch_size: int) -> None:
-        self.number, self.count = number, max(1, round(number / batch_size))
+    All rows come at each pass, in another random order.
+    """
+
+    def __init__(self, part: Part, batch_size: int) -> None:
+        self.part, self.count = part, max(1, round(len(part.y) / batch_size))
 
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(torch.randperm(self.number).tensor_split(self.count))
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        order = torch.randperm(len(self.part.y)).to(self.part.y.device)
+        return ((*self.part.take(rows), rows) for rows in order.tensor_split(self.count))
 
 
 class Problem(NamedTuple):
@@ -111,11 +115,11 @@ class Problem(NamedTuple):
 def plain(module: nn.Module, part: Part, settings: Settings) -> Problem:
     """Cross-entropy."""
 
-    def loss(batch: Tensor) -> Tensor:
-        x, y = part.take(batch)
-        return losses_of(module(x), y).mean()
+    def loss(batch: tuple[Tensor, ...]) -> Tensor:
+        x, y, _ = batch
+        return losses_of(scores_of(module, x), y).mean()
 
-    return Problem(None, Shuffled(len(part.y), settings.batch_size), loss)
+    return Problem(None, Shuffled(part, settings.batch_size), loss)
 
 
 class Goal(abc.ABC):
@@ -178,7 +182,7 @@ def train(
     average = OutputIterate(optimizer, "average", weight=lambda: float(average.count + 1) ** 3)
     total = settings.max_epochs * len(batches)
     history: list[dict[str, float]] = []
-    best, state, best_epoch, step = -math.inf, module.state_dict(), 0, 0
+    best, state, step = -math.inf, module.state_dict(), 0
     for epoch in range(1, settings.max_epochs + settings.more_epochs + 1):
         module.train()
         losses = []
@@ -197,19 +201,14 @@ def train(
             scored = {"training": (outputs(module, part.x), part)}
             if held is not None:
                 scored["validation"] = (outputs(module, held.x), held)
-            row = {"epoch": epoch, "loss": float(torch.stack(losses).mean())} | {
-                f"{name} {figure}": value
-                for name, each in scored.items()
-                for figure, value in goal.figures(*each).items()
-            }
+            row = {"epoch": epoch, "loss": float(torch.stack(losses).mean())}
+            for name, each in scored.items():
+                row |= {f"{name} {figure}": value for figure, value in goal.figures(*each).items()}
             history.append(row)
-            if settings.verbose:
-                sys.stdout.write(", ".join(f"{k} {v:.4g}" for k, v in row.items()) + "\n")
             merit = 0.0 if held is None else goal.merit(*scored.values())
-            if held is None or merit >= best:
-                best, best_epoch, state = merit, epoch, copy.deepcopy(module.state_dict())
-        kept = epoch >= settings.max_epochs and goal.gap(*scored.values()) <= goal.tolerance
-        if kept or (settings.patience is not None and epoch - best_epoch >= settings.patience):
+            if merit >= best:
+                best, state = merit, copy.deepcopy(module.state_dict())
+        if epoch >= settings.max_epochs and goal.gap(*scored.values()) <= goal.tolerance:
             break
     module.load_state_dict(state)
     module.eval()
@@ -273,7 +272,7 @@ class WideAndDeep(nn.Module):
         def penalized() -> Tensor:
             lbfgs.zero_grad()
             penalty = self.wide.weight.square().sum() / (2 * len(x))
-            value = losses_of(self.wide(x), y).mean() + penalty
+            value = losses_of(scores_of(self.wide, x), y).mean() + penalty
             value.backward()
             return value
 
