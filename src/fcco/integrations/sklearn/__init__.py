@@ -11,13 +11,12 @@ pipelines, grid searches, cross-validation. The extra `fcco[sklearn]` installs w
 """
 
 from .estimators import AveragePrecisionClassifier, ConstrainedClassifier, WorstGroupClassifier
-from .goals import ClassifierReport, Figures, GroupFigures
+from .goals import ClassifierReport, Figures
 
 __all__ = [
     "AveragePrecisionClassifier",
     "ClassifierReport",
     "ConstrainedClassifier",
     "Figures",
-    "GroupFigures",
     "WorstGroupClassifier",
 ]

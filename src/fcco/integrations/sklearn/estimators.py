@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state, check_X_y
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from ... import _checks
 from ..._watch import warn
 from ...tracker import NonFiniteValue
 from .._shared import report_of
-from .goals import AveragePrecision, Gap, WorstGroup, classifier_report
+from .goals import AveragePrecision, ClassifierReport, Gap, WorstGroup, figures_of
 from .table import PIECES, Array, Encoding, Groups, Part, read_groups, split_rows
 from .training import Goal, Plan, Settings, WideAndDeep, outputs, train
 
@@ -78,7 +79,6 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         parts = {"training": self._part(X, label, groups, rows)}
         if len(held):
             parts["validation"] = self._part(X, label, groups, held)
-        part = parts["training"]
         settings = self._settings(goal, len(rows), random)
         diverged = (
             f"`{name}.fit` diverged: the loss or the network's output is NaN or infinite. Lower "
@@ -87,12 +87,12 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
         with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
             torch.manual_seed(settings.seed)
-            module = self._module(part.x[:2], X.shape[1])
+            module = self._module(parts["training"].x[:2], X.shape[1])
             try:
-                found = train(module, goal, part, parts.get("validation"), settings)
+                self.objective_, self.history_ = train(module, goal, parts, settings)
             except NonFiniteValue as error:
                 raise ValueError(diverged) from error
-        self.module_, (self.objective_, self.history_) = module, found
+        self.module_ = module
         scores = {each: outputs(module, rows.x) for each, rows in parts.items()}
         if not bool(scores["training"].isfinite().all()):
             raise ValueError(diverged)
@@ -113,8 +113,9 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
+        found = {each: figures_of(each, goal, groups, *scored[each]) for each in scored}
         trained = report_of(self.objective_)
-        self.report_ = classifier_report(goal, groups.names, scored, trained)
+        self.report_ = ClassifierReport(goal.asked, goal.name, trained, **found)
         return self
 
     def _read_labels(self, y: Array) -> Array:
@@ -122,8 +123,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, label = np.unique(y, return_inverse=True)
         number = len(self.classes_)
         if number < 2:
-            only = self.classes_[0]
-            raise ValueError(f"`fit(y=...)` must hold 2 classes but holds one class: {only!r}.")
+            raise ValueError(f"`fit(y=...)` must hold 2 classes but holds one: {self.classes_}.")
         if number > 2 and not self._multiclass:
             raise ValueError(  # scikit-learn asks for the first words
                 "Only binary classification is supported. The type of the target is multiclass: "
@@ -147,28 +147,26 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             module = self.estimator(features, number)
         module.to(self.device, torch.float32)  # as the features
         with torch.no_grad():
-            returned = module.eval()(x)
-        found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned)
+            found = tuple(module.eval()(x).shape)
         if found != (len(x), number) and (classes > 2 or found != (len(x),)):
             wanted = "one logit, of the second class" if classes == 2 else "a logit for each class"
             raise ValueError(
                 f"`{type(self).__name__}(estimator=...)` must return {wanted}, but for {len(x)} "
-                f"rows and {classes} classes it returned the shape or type {found}."
+                f"rows and {classes} classes it returned the shape {found}."
             )
         return module
 
     def _settings(self, goal: Goal, number: int, random: np.random.RandomState) -> Settings:
         plan = goal.plan if self.estimator is None else Plan()
         size, epochs, rate = self.batch_size, self.max_epochs, self.learning_rate
-        size = plan.batch_size(number) if size == "auto" else int(size)
-        planned = plan.epochs(number, size)
+        size = min(max(number // plan.per_epoch, 128), 2048) if size == "auto" else int(size)
+        planned = max(plan.passes, math.ceil(plan.steps / max(1, number // size)))
         first = planned if epochs == "auto" else int(epochs)
-        rate = plan.learning_rate if rate == "auto" else float(rate)
         return Settings(
             max_epochs=max(1, int(goal.epochs_share * first)),
             more_epochs=2 * planned if epochs == "auto" else 0,
             batch_size=size,
-            learning_rate=goal.rate_share * rate,
+            learning_rate=float(plan.learning_rate if rate == "auto" else rate),
             weight_decay=self.weight_decay,
             seed=int(random.randint(2**31 - 1)),
         )
@@ -212,12 +210,10 @@ class GroupClassifier(TorchClassifier):
         """Train on features, (n, d), classes, (n,), and the groups of the samples.
 
         Args:
-            X: features.
-            y: classes, of any type.
             sensitive_features: a column of any values, or several columns whose combinations are
                 the groups; a boolean table with a column for each group, or a list of the groups
                 of each sample, where groups may overlap and samples be in none. Rows are matched
-                by position; None and NaN are values like others.
+                by position; None and NaN in a column are values like others.
         """
         self._check()
         if self.sensitive_features is None:
@@ -230,19 +226,18 @@ class GroupClassifier(TorchClassifier):
                 )
             X, sensitive_features = self._without_groups(X, reset=True)
             X, y = check_X_y(X, y, dtype="float64", ensure_min_samples=2, estimator=self)
-        return self._fit(X, y, self._groups(sensitive_features, len(X)))
+        return self._fit(X, y, self._groups(sensitive_features, X))
 
-    def _groups(self, sensitive_features: Any, number: int) -> Groups:
-        if sensitive_features is None:
-            groups, what = Groups(("all",), np.ones((number, 1), dtype=bool)), "was not given"
-        else:
-            groups, what = read_groups(sensitive_features, number), "has one value"
-            if not groups.members.any():
-                raise ValueError("`fit(sensitive_features=...)` has no sample that is in a group.")
+    def _groups(self, sensitive_features: Any, X: Array) -> Groups:
+        given = ["all"] * len(X) if sensitive_features is None else sensitive_features
+        check_consistent_length(X, given)
+        groups = read_groups(given)
+        if not groups.members.any():
+            raise ValueError("`fit(sensitive_features=...)` has no sample that is in a group.")
         if len(groups.names) < 2:
             warn(
-                f"`{type(self).__name__}.fit(sensitive_features=...)` {what}: all samples are one "
-                "group, there is nothing to compare, and this is plain training."
+                f"`{type(self).__name__}.fit(sensitive_features=...)` was not given or has one "
+                "value: there is nothing to compare, and this is plain training."
             )
         return groups
 
@@ -254,13 +249,12 @@ class GroupClassifier(TorchClassifier):
         known: list[str] = list(vars(self).get("feature_names_in_", ()))  # of a frame
         wanted = self.sensitive_features
         wanted = [wanted] if isinstance(wanted, (str, int, np.integer)) else list(wanted)
-        for name in wanted:
-            if name not in (known if isinstance(name, str) else range(table.shape[1])):
-                raise ValueError(
-                    f"`{type(self).__name__}(sensitive_features={self.sensitive_features!r})` "
-                    f"names a column that X does not have: {name!r}. X has "
-                    + (f"the columns {known}." if known else f"{table.shape[1]} columns.")
-                )
+        missing = [name for name in wanted if isinstance(name, str) and name not in known]
+        if missing:
+            raise ValueError(
+                f"`{type(self).__name__}(sensitive_features=...)` names columns that X does not "
+                f"have: {missing}. It has: {known or 'no names'}."
+            )
         places = [known.index(name) if isinstance(name, str) else int(name) for name in wanted]
         # Columns of a frame keep their types: booleans are overlapping groups here too.
         groups = X[[known[k] for k in places]] if known else table[:, places]
@@ -292,18 +286,16 @@ class ConstrainedClassifier(GroupClassifier):
 
     Positive is the second of the two `classes_`; `"group_loss"` is for any number of classes.
     Rates count predictions (`fcco.Measured`): the constraint is on what `predict` returns.
-    Rates of few samples are uncertain: training aims at the tolerance minus one standard error, but
-    at least a quarter of it, so that the tolerance also holds on new data as far as the number of
-    samples allows.
+    So that they hold on new data too, training aims at the tolerance minus one standard error of
+    the rates, but at least a quarter of it.
 
     Args:
         constraint: see above.
         tolerance: the largest difference.
         estimator: a network, or a function of the numbers of features and outputs that makes one.
             It gets scaled features and returns a logit, or one for each of more than two classes.
-            None: the sum of a linear function of the features and their piecewise linear encoding
-            (up to 8 pieces each), and of a network with two hidden layers of 16 units; the linear
-            function is fitted first.
+            None: a linear function of the features and of up to 8 pieces of each, fitted first,
+            plus a network with two hidden layers of 16 units.
         sensitive_features: columns of X that hold the groups, by name or number, instead of
             `fit(sensitive_features=...)`. They are not features then.
         max_epochs: passes over the training part. `"auto"`: 4, or as many as make 64 steps; up to
@@ -312,8 +304,7 @@ class ConstrainedClassifier(GroupClassifier):
         batch_size: rows in a step. `"auto"`: a sixteenth of them, between 128 and 2,048; a
             sixty-fourth with an `estimator` of yours.
         learning_rate: the largest of the schedule of AdamW: it rises over the first tenth of the
-            steps and then falls to 0.3 of that.
-            `"auto"`: 0.02; 0.005 with an `estimator` of yours.
+            steps and then falls to 0.3 of that. `"auto"`: 0.02; 0.005 with an `estimator` of yours.
         weight_decay: of AdamW.
         validation_fraction: share of the rows that are not trained on, the same of every group and
             label. The epoch that is best on them is kept; with 0 the last.
@@ -379,15 +370,12 @@ class WorstGroupClassifier(GroupClassifier):
 class AveragePrecisionClassifier(TorchClassifier):
     r"""Maximise average precision, for rare positives.
 
-    Half of the epochs train with cross-entropy, by `fcco.xrisk.warm_start`, the others by
-    `fcco.xrisk.AveragePrecision`, with 0.3 of the learning rate and batches in which a quarter are
-    positives. What is trained is the order of the scores. `predict` cuts them at the threshold that
-    was best for the accuracy, on the validation part if there is one.
+    Half of the epochs, at least one, train with cross-entropy, by `fcco.xrisk.warm_start`, as many
+    by `fcco.xrisk.AveragePrecision`, with 0.3 of the learning rate and batches in which a quarter
+    are positives. What is trained is the order of the scores. `predict` cuts them at the threshold
+    that was best for the accuracy, on the validation part if there is one.
 
-    Args:
-        max_epochs: passes over the training part, half of them with each loss and at least one.
-
-    The others as in `WorstGroupClassifier`.
+    The settings are those of `WorstGroupClassifier` that are not about groups.
 
     Example:
         >>> import numpy as np

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,7 @@ from .training import (
 )
 
 __all__ = [
-    "AveragePrecision", "ClassifierReport", "Figures", "Gap", "GroupFigures", "WorstGroup",
-    "classifier_report",
+    "AveragePrecision", "ClassifierReport", "Figures", "Gap", "WorstGroup", "figures_of",
 ]  # fmt: skip
 
 LABELS: dict[str, dict[str, int | None]] = {
@@ -54,12 +53,6 @@ LABELS: dict[str, dict[str, int | None]] = {
 
 MOST_GROUPS = 300
 """Rates are compared in pairs, and there are as many as the square of this."""
-
-LEAST = 0.25
-"""The share of the tolerance that training aims at, at least."""
-
-EXCHANGE = 2.0
-"""Accuracy that an epoch may have less if its gap is smaller by 1."""
 
 
 class Gap(Goal):
@@ -133,7 +126,7 @@ class Gap(Goal):
         if not self.of_losses:
             share = float(part.y.double().mean())
             error = (share * (1 - share) * (1 / sizes)[self.pairs].sum(1)).sqrt()
-            self.limit = (self.limit - error).clip(LEAST * self.tolerance)
+            self.limit = (self.limit - error).clip(self.tolerance / 4)
         names = itertools.compress(self.names, filled.tolist())
         limits = dict(zip(names, self.limit.tolist(), strict=True))
         objective = constrained(module, optimizer, limits)
@@ -180,12 +173,12 @@ class Gap(Goal):
         return self.gap((scores, part))
 
     def merit(self, training: Scored, held: Scored) -> float:
-        """Accuracy on held-out rows, minus what the gap over all rows is too large by.
+        """Accuracy on held-out rows, minus twice what the gap over all rows is too large by.
 
         Rates of a small group are too rough on the held-out rows alone.
         """
         accuracy = float((predicted(held[0]) == held[1].y).float().mean())
-        return accuracy - EXCHANGE * max(self.gap(training, held, limit=self.limit), 0.0)
+        return accuracy - 2 * max(self.gap(training, held, limit=self.limit), 0.0)
 
 
 class WorstGroup(Goal):
@@ -243,10 +236,8 @@ class AveragePrecision(Goal):
     def problem(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part, settings: Settings
     ) -> Problem:
-        faster = replace(settings, learning_rate=settings.learning_rate / self.rate_share)
-        batches = Shuffled(part, settings.batch_size)
-        faster_optimizer = adamw(module, faster, part.x.device)
-        xrisk.warm_start(module, faster_optimizer, batches, settings.max_epochs)
+        faster, all_rows = adamw(module, settings), Shuffled(part, settings.batch_size)
+        xrisk.warm_start(module, faster, all_rows, settings.max_epochs)
         objective = xrisk.AveragePrecision(module, optimizer, labels=part.y)
         size = max(settings.batch_size, 2)
         quarter = max(1, min(size // 4, int(part.y.sum())))  # or all that there are
@@ -271,8 +262,7 @@ class AveragePrecision(Goal):
         return float(average_precision_score(y, scores.cpu().numpy()))
 
     def merit(self, training: Scored, held: Scored) -> float:
-        value = self.value(*held)
-        return 0.0 if math.isnan(value) else value
+        return float(np.nan_to_num(self.value(*held)))
 
     def threshold(self, scores: Tensor, part: Part) -> float:
         """The best for the accuracy: half-way between two scores, or beyond all of them."""
@@ -285,11 +275,15 @@ class AveragePrecision(Goal):
 
 
 @dataclass(frozen=True)
-class GroupFigures:
-    """Figures of one group; `loss` is the mean cross-entropy.
+class Figures:
+    """Figures of a group, or of a part of the data, "training" or "validation", and its groups.
 
     Rates are shares that are predicted positive, the second of two classes: of all samples, of the
     positives and of the negatives. They are NaN for more than two classes.
+
+    Attributes:
+        loss: the mean cross-entropy.
+        value: the figure that was asked for, see `ClassifierReport.name`; NaN for a group.
     """
 
     name: str
@@ -299,17 +293,8 @@ class GroupFigures:
     selection_rate: float
     tpr: float
     fpr: float
-
-
-@dataclass(frozen=True)
-class Figures(GroupFigures):
-    """Figures of a part of the data, "training" or "validation", and of each group in it.
-
-    `value` is the figure that was asked for, see `ClassifierReport.name`.
-    """
-
-    value: float
-    groups: tuple[GroupFigures, ...]
+    value: float = math.nan
+    groups: tuple[Figures, ...] = ()
 
 
 SHOWN = 20
@@ -321,18 +306,16 @@ class ClassifierReport:
     """What was asked for and what was measured; printed, a table of the groups.
 
     Attributes:
-        asked: what was asked for.
         name: of the figure that was asked for, such as "gap".
-        training: figures of the rows that were trained on.
-        validation: those of the rows that chose the epoch; None without such rows.
         objective: the report of the training objective, None where there is none.
+        validation: figures of the rows that chose the epoch; None without such rows.
     """
 
     asked: str
     name: str
-    training: Figures
-    validation: Figures | None
     objective: Report | None
+    training: Figures
+    validation: Figures | None = None
 
     def __str__(self) -> str:
         last, lines = self.validation or self.training, [f"asked: {self.asked}"]
@@ -353,27 +336,18 @@ class ClassifierReport:
         return "\n".join(lines)
 
 
-def classifier_report(
-    goal: Goal, names: Sequence[str], parts: Mapping[str, Scored], objective: Report | None
-) -> ClassifierReport:
-    """The report of the scores of the parts, by their names."""
-    found = {name: _figures(name, goal, names, *part) for name, part in parts.items()}
-    return ClassifierReport(
-        goal.asked, goal.name, found["training"], found.get("validation"), objective
-    )
-
-
-def _figures(name: str, goal: Goal, names: Sequence[str], scores: Tensor, part: Part) -> Figures:
+def figures_of(name: str, goal: Goal, groups: Groups, scores: Tensor, part: Part) -> Figures:
+    """The figures of a part and of its groups."""
     scores, part = scores.cpu(), Part(*(each.cpu() for each in part))
     classes, losses = predicted(scores), losses_of(scores, part.y)
 
-    def figures(rows: Tensor) -> tuple[Any, ...]:
+    def of(rows: Tensor) -> tuple[Any, ...]:
         chosen, y = classes[rows], part.y[rows]
         selected = chosen.float() if scores.dim() == 1 else torch.full((len(y),), torch.nan)
         means = (chosen == y).float(), losses[rows], selected, selected[y == 1], selected[y == 0]
         return len(y), *(float(each.mean()) for each in means)
 
-    each = zip(names, part.members.T, strict=True)
-    groups = tuple(GroupFigures(group, *figures(rows)) for group, rows in each)
+    each = zip(groups.names, part.members.T, strict=True)
+    found = tuple(Figures(group, *of(rows)) for group, rows in each)
     everyone = torch.ones_like(part.y, dtype=torch.bool)
-    return Figures(name, *figures(everyone), goal.value(scores, part), groups)
+    return Figures(name, *of(everyone), value=goal.value(scores, part), groups=found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +22,6 @@ PIECES = 8
 
 FAR = 1e15
 """Scaled features are at most this, so that the network's sums stay within float32."""
-
-KNOT_ROWS = 8192
-"""Rows that knots are taken from, at most."""
 
 
 class Part(NamedTuple):
@@ -46,33 +43,28 @@ class Groups(NamedTuple):
     members: NDArray[np.bool_]
 
 
-def read_groups(sensitive_features: Any, number: int) -> Groups:
-    """The groups of `number` samples, in any of the forms that `fit` takes them in."""
+def read_groups(sensitive_features: Any) -> Groups:
+    """The groups of samples, in any of the forms that `fit` takes them in."""
     place, given = "`fit(sensitive_features=...)`", sensitive_features
     if not isinstance(given, (list, tuple)):
         given = np.asarray(given)
     one_axis = isinstance(given, (list, tuple)) or given.ndim == 1
-    listed = one_axis and any(isinstance(row, (list, tuple, set, np.ndarray)) for row in given)
-    table = np.empty(len(given)) if listed else np.asarray(given)
-    if table.shape[:1] != (number,) or table.ndim not in (1, 2):
-        raise ValueError(
-            f"{place} must have one row for each of the {number} samples of X but has shape: "
-            f"{table.shape}."
-        )
-    if listed:
+    lists = (list, tuple, set, frozenset, np.ndarray)
+    if one_axis and any(isinstance(row, lists) for row in given):
         found, names = read_names(place, given)
         if any(isinstance(name, (bool, np.bool_)) for name in names):
             raise ValueError(
                 f"{place} must list names of groups but lists booleans. A table with a column for "
                 "each group must be an array: np.array(sensitive_features)."
             )
-        members = np.zeros((number, len(names)), dtype=bool)
-        members[found.sample.numpy(), found.group.numpy()] = True
+        members = np.zeros((found.samples, found.groups), dtype=bool)
+        members[found.sample, found.group] = True
         return Groups(distinct(map(str, names)), members)
+    table = np.asarray(given)
     if table.ndim == 2 and table.dtype == bool and table.shape[1] > 1:
         numbered = [f"group {k}" for k in range(table.shape[1])]
         return Groups(distinct(map(str, getattr(sensitive_features, "columns", numbered))), table)
-    columns = table.reshape(number, -1).T
+    columns = table.reshape(len(table), -1).T
     keys = np.array([_codes(column) for column in columns]).T
     _, first, code = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     names = distinct(", ".join(str(column[row]) for column in columns) for row in first)
@@ -137,31 +129,33 @@ class Encoding(NamedTuple):
     @classmethod
     def of(cls, X: Array, pieces: int) -> Encoding:
         """The encoding of rows, (n, d), with at most so many pieces of a column; 1 only scales."""
-        some = X[:: -(-len(X) // KNOT_ROWS)]
+        some = X[:: -(-len(X) // 8192)]  # quantiles want no more rows
         knots = tuple(_knots(column, pieces) for column in some.T)
-        tables = [X, *cls(knots, np.zeros(0), np.zeros(0)).pieces(X)]
+        tables = _tables(X, knots)
         scale = np.concatenate([table.std(0) for table in tables])
         # Rounding gives a column of equal numbers such as 0.1 a deviation of 1e-17, not 0.
         scale[np.concatenate([table.min(0) == table.max(0) for table in tables])] = 1.0
         return cls(knots, np.concatenate([table.mean(0) for table in tables]), scale)
 
-    def pieces(self, X: Array) -> list[Array]:
-        """The pieces of each column that has knots, not scaled."""
-        return [
-            np.clip((column[:, None] - knots[:-1]) / np.diff(knots), 0.0, 1.0)
-            for column, knots in zip(X.T, self.knots, strict=True)
-            if knots is not None
-        ]
-
     def __call__(self, X: Array) -> Tensor:
         """The encoded table, float32."""
         found, start = np.empty((len(X), len(self.mean)), dtype=np.float32), 0
-        for table in (X, *self.pieces(X)):
+        for table in _tables(X, self.knots):
             end = start + table.shape[1]
             scaled = (table - self.mean[start:end]) / self.scale[start:end]
             found[:, start:end] = np.clip(scaled, -FAR, FAR)
             start = end
         return torch.as_tensor(found)
+
+
+def _tables(X: Array, knots: Sequence[Array | None]) -> list[Array]:
+    """The columns, and the pieces of each that has knots, not scaled."""
+    pieces = [
+        np.clip((column[:, None] - own[:-1]) / np.diff(own), 0.0, 1.0)
+        for column, own in zip(X.T, knots, strict=True)
+        if own is not None
+    ]
+    return [X, *pieces]
 
 
 def _knots(column: Array, pieces: int) -> Array | None:

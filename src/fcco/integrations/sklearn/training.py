@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,9 +29,6 @@ STEEP = 4.0
 """Slope of the stand-in of a counted rate, relative to that of the mean probability. Multipliers
 start at 0 and move by at most a hundredth of their unit in a step; with steeper values they have a
 shorter way to go, which a few hundred steps are enough for."""
-
-START_ROWS = 8192
-"""Rows that the wide part of a network is fitted to at first, at most."""
 
 
 def scores_of(module: nn.Module, x: Tensor) -> Tensor:
@@ -79,12 +76,6 @@ class Plan:
     per_epoch: int = 64  # batches, with at least 128 and at most 2,048 rows in each
     steps: int = 300  # in all, at least
     learning_rate: float = 0.005  # the largest
-
-    def batch_size(self, rows: int) -> int:
-        return min(max(rows // self.per_epoch, 128), 2048)
-
-    def epochs(self, rows: int, batch_size: int) -> int:
-        return max(self.passes, math.ceil(self.steps / max(1, rows // batch_size)))
 
 
 class Shuffled:
@@ -160,7 +151,7 @@ class Goal(abc.ABC):
 
 
 def train(
-    module: nn.Module, goal: Goal, part: Part, held: Part | None, settings: Settings
+    module: nn.Module, goal: Goal, parts: Mapping[str, Part], settings: Settings
 ) -> tuple[Any, list[dict[str, float]]]:
     r"""Train a module to the average iterate of the best epoch.
 
@@ -171,16 +162,17 @@ def train(
     .. math::
         \bar w_t \propto \sum_{s \le t} s^3 w_s,
 
-    nearly that of the last third. Without held-out rows that of the last epoch is kept. Returns
+    nearly that of the last third. Without a validation part that of the last epoch is kept. Returns
     the objective, and the figures of each epoch.
     """
+    part = parts["training"]
     if isinstance(module, WideAndDeep):
-        every = -(-len(part.y) // START_ROWS)
+        every = -(-len(part.y) // 8192)  # the start wants no more rows
         module.start(part.x[::every], part.y[::every])
-    optimizer = adamw(module, settings, part.x.device)
+    optimizer = adamw(module, settings)
     objective, batches, loss_of = goal.problem(module, optimizer, part, settings)
     average = OutputIterate(optimizer, "average", weight=lambda: float(average.count + 1) ** 3)
-    total = settings.max_epochs * len(batches)
+    total, rate = settings.max_epochs * len(batches), goal.rate_share * settings.learning_rate
     history: list[dict[str, float]] = []
     best, state, step = -math.inf, module.state_dict(), 0
     for epoch in range(1, settings.max_epochs + settings.more_epochs + 1):
@@ -189,7 +181,7 @@ def train(
         for batch in batches:
             step += 1
             for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * schedule(min(step / total, 1.0))
+                group["lr"] = rate * schedule(min(step / total, 1.0))
             loss = loss_of(batch)
             loss.backward()
             optimizer.step()
@@ -198,31 +190,24 @@ def train(
         with average.applied():
             # Parts of nearly equal size: statistics of one row do not exist.
             update_bn(part.x.tensor_split(max(1, len(part.x) // 1024)), module)
-            scored = {"training": (outputs(module, part.x), part)}
-            if held is not None:
-                scored["validation"] = (outputs(module, held.x), held)
+            scored = {name: (outputs(module, rows.x), rows) for name, rows in parts.items()}
             row = {"epoch": epoch, "loss": float(torch.stack(losses).mean())}
             for name, each in scored.items():
                 row |= {f"{name} {figure}": value for figure, value in goal.figures(*each).items()}
             history.append(row)
-            merit = 0.0 if held is None else goal.merit(*scored.values())
+            merit = goal.merit(*scored.values()) if len(parts) > 1 else 0.0
             if merit >= best:
                 best, state = merit, copy.deepcopy(module.state_dict())
         if epoch >= settings.max_epochs and goal.gap(*scored.values()) <= goal.tolerance:
             break
     module.load_state_dict(state)
-    module.eval()
     return objective, history
 
 
-def adamw(module: nn.Module, settings: Settings, device: torch.device) -> torch.optim.Optimizer:
+def adamw(module: nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """AdamW; for a small network the fused one takes half the time."""
-    return torch.optim.AdamW(
-        module.parameters(),
-        lr=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        fused=device.type in ("cpu", "cuda"),
-    )
+    parameters, rate, decay = module.parameters(), settings.learning_rate, settings.weight_decay
+    return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
 
 
 def schedule(progress: float) -> float:
@@ -241,33 +226,29 @@ class WideAndDeep(nn.Module):
         H.-T. Cheng et al., Wide & deep learning for recommender systems, 2016.
     """
 
-    def __init__(self, encoding: Encoding, outputs: int, hidden: int = 16) -> None:
+    def __init__(self, encoding: Encoding, outputs: int) -> None:
         super().__init__()
         self.features = len(encoding.knots)
         self.wide = nn.Linear(len(encoding.mean), outputs)
-        last = nn.Linear(hidden, outputs, bias=False)
-        self.deep = nn.Sequential(
-            nn.Linear(self.features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), last
-        )
+        last = nn.Linear(16, outputs, bias=False)
+        hidden = nn.Linear(self.features, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()
+        self.deep = nn.Sequential(*hidden, last)
         nn.init.zeros_(last.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._linear(x) + self.deep(x[:, : self.features])
-
-    def _linear(self, x: Tensor) -> Tensor:
         if self.training:
-            return self.wide(x)
-        # A matrix product rounds a row as its place among the rows wants; a sum over it does not.
-        scores = [(x * weight).sum(1) for weight in self.wide.weight]
-        return torch.stack(scores, dim=1) + self.wide.bias
+            wide = self.wide(x)
+        else:  # a matrix product rounds a row as its place among the rows wants, a sum does not
+            columns = [(x * weight).sum(1) for weight in self.wide.weight]
+            wide = torch.stack(columns, dim=1) + self.wide.bias
+        return wide + self.deep(x[:, : self.features])
 
     def start(self, x: Tensor, y: Tensor) -> None:
         """Fit the wide part by 15 steps of L-BFGS, with the squared norm / 2 n as penalty."""
-        for parameter in self.wide.parameters():
+        parameters = list(self.wide.parameters())
+        for parameter in parameters:
             nn.init.zeros_(parameter)
-        lbfgs = torch.optim.LBFGS(
-            self.wide.parameters(), max_iter=15, line_search_fn="strong_wolfe"
-        )
+        lbfgs = torch.optim.LBFGS(parameters, max_iter=15, line_search_fn="strong_wolfe")
 
         def penalized() -> Tensor:
             lbfgs.zero_grad()
