@@ -162,8 +162,7 @@ def test_the_gap_is_small_on_new_data(constraint):
     chosen, members = model.predict(new) == "yes", membership(of)
     error = 0.5 * math.sqrt(2 / min((group == g).sum() * 0.3 for g in ("a", "b")))
     assert gap(constraint, chosen, truth == "yes", members) < 0.03 + 3 * error
-    free = ConstrainedClassifier(constraint, 1.0, random_state=0)
-    free.fit(X, y, sensitive_features=group)
+    free = clone(model).set_params(tolerance=1.0).fit(X, y, sensitive_features=group)
     assert gap(constraint, free.predict(new) == "yes", truth == "yes", members) > 0.15
     assert gap(constraint, chosen, truth == "yes", members) < 0.1
     assert model.score(new, truth) > 0.65 > max((truth == "yes").mean(), (truth == "no").mean())
@@ -174,11 +173,9 @@ def test_group_loss_keeps_every_group_near_the_mean():
     X, rare = random.normal(size=(2000, 2)), random.random(2000) < 0.2
     rule = X[:, 0] + np.where(rare, -1, 1) * X[:, 1]  # the network cannot see who is rare
     y = np.digitize(rule, [-1, 1])
-    settings: dict[str, Any] = {"random_state": 0, "validation_fraction": 0.0}
-    worst = {}
+    model, worst = ConstrainedClassifier("group_loss", random_state=0, validation_fraction=0.0), {}
     for tolerance in (10.0, 0.1):
-        model = ConstrainedClassifier("group_loss", tolerance, **settings)
-        model.fit(X, y, sensitive_features=rare)
+        model.set_params(tolerance=tolerance).fit(X, y, sensitive_features=rare)
         losses = -np.log(model.predict_proba(X)[np.arange(2000), y])
         worst[tolerance] = max(losses[rare].mean(), losses[~rare].mean()) - losses.mean()
         assert model.report_.training.value == pytest.approx(worst[tolerance], abs=1e-4)
@@ -195,13 +192,11 @@ def test_overlapping_groups_as_a_matrix_and_as_lists():
 
     X, y, members = draw(4000)
     names = [[f"group {k}" for k in np.flatnonzero(row)] for row in members]
-    short = [
-        ConstrainedClassifier("fpr", 0.03, random_state=0, max_epochs=1)
-        .fit(X, y, sensitive_features=given)
-        .decision_function(X)
-        for given in (members, names)
+    short = ConstrainedClassifier("fpr", 0.03, random_state=0, max_epochs=1)
+    scores = [
+        short.fit(X, y, sensitive_features=given).decision_function(X) for given in (members, names)
     ]
-    assert (short[0] == short[1]).all()
+    assert (scores[0] == scores[1]).all()
     new, truth, of = draw(30000)
     model = ConstrainedClassifier("fpr", 0.03, random_state=0)
     chosen = model.fit(X, y, sensitive_features=members).predict(new)
@@ -223,8 +218,7 @@ def test_the_worst_group_is_better_than_with_plain_training():
     loss = {}
     for worst in (0.5, 0.15):
         model = WorstGroupClassifier(worst, random_state=0, max_epochs=10)
-        given = rare if worst == 0.5 else None
-        model.fit(X, y, sensitive_features=given)
+        model.fit(X, y, sensitive_features=rare if worst == 0.5 else None)
         losses = -np.log(model.predict_proba(new)[np.arange(5000), truth // 10])
         loss[worst] = [losses[of].mean(), losses[~of].mean()]
     assert max(loss[0.5]) < 1.2 < 1.5 < loss[0.15][0]
@@ -310,11 +304,11 @@ SAME: dict[str, Any] = {
 }  # fmt: skip
 
 
-def start(seed: int) -> tuple[Any, int]:
-    """The stream of random numbers of a fit after its split, which draws one for each row."""
-    random = np.random.RandomState(5)
-    random.random_sample(seed), random.random_sample()
-    return random, int(random.randint(2**31 - 1))
+def seed_after_split(number: int) -> int:
+    """What a fit draws as its seed after its split, which draws one number for each row."""
+    random = np.random.RandomState(SAME["random_state"])
+    random.random_sample(number + 1)
+    return int(random.randint(2**31 - 1))
 
 
 def test_a_constrained_fit_is_a_plain_loop():
@@ -344,7 +338,7 @@ def test_a_constrained_fit_is_a_plain_loop():
 
         return loss
 
-    torch.manual_seed(start(400)[1])
+    torch.manual_seed(seed_after_split(400))
     module = network(3, 1)
     steps = [rows for _ in range(5) for rows in torch.randperm(400).tensor_split(8)]
     expected = plain_loop(X, module, steps, build, 40)
@@ -357,7 +351,7 @@ def test_a_worst_group_fit_is_a_plain_loop():
     model = WorstGroupClassifier(0.5, estimator=network, **SAME)
     scores = model.fit(X, y, sensitive_features=group).decision_function(X)
     positive, ids = torch.as_tensor(y == "yes").float(), torch.as_tensor((group == "b") * 1)
-    seed = start(400)[1]
+    seed = seed_after_split(400)
 
     def build(module: nn.Module, optimizer: Any) -> Any:
         objective = fcco.CVaRGroupDRO(module, optimizer, 2, 0.5)
@@ -393,8 +387,8 @@ def test_the_report_of_the_training_names_the_groups():
 
 def test_the_best_epoch_is_returned():
     X, y, group = table(3, 600)
-    settings: dict[str, Any] = {"random_state": 0, "max_epochs": 12, "learning_rate": 0.1}
-    model = WorstGroupClassifier(1.0, **settings).fit(X, y, sensitive_features=group)
+    model = WorstGroupClassifier(1.0, random_state=0, max_epochs=12, learning_rate=0.1)
+    model.fit(X, y, sensitive_features=group)
     found = [row["validation worst-group loss"] for row in model.history_]
     assert model.report_.validation is not None
     assert model.report_.validation.value == pytest.approx(min(found)) and len(found) == 12
@@ -446,8 +440,7 @@ def test_a_network_of_the_user_is_copied_and_its_statistics_are_those_of_the_ave
 
 def test_the_report_counts_right():
     X, y, group = table(6, 500)
-    settings: dict[str, Any] = {"validation_fraction": 0.0, "max_epochs": 2, "random_state": 0}
-    model = ConstrainedClassifier("equalized_odds", **settings)
+    model = ConstrainedClassifier(validation_fraction=0.0, max_epochs=2, random_state=0)
     model.fit(X, y, sensitive_features=group)
     chosen, truth, members = model.predict(X) == "yes", y == "yes", membership(group)
     found, report = rates(chosen, truth, members), model.report_

@@ -72,7 +72,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
     def _fit(self, X: Array, y: Array, groups: Groups) -> Any:
         """Train on checked data."""
         name, random = type(self).__name__, check_random_state(self.random_state)
-        label, goal = self._read_labels(y), self._goal(groups)
+        goal, label = self._goal(groups), self._read_labels(y)
         cells = np.column_stack([label, groups.members])
         rows, held = split_rows(cells, self.validation_fraction, random)
         self.encoding_ = Encoding.of(X[rows], PIECES if self.estimator is None else 1)
