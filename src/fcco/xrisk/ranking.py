@@ -18,12 +18,12 @@ from ..inputs import ONLY
 from ..outer import AbstractOuter, Discount, LogMeanExp
 from ..rules.arrays import per_row
 from ..tracker import InnerTracker, Tracked
-from .base import New, RiskTerm, ScoreRisk, Values, average, check_gamma, table_for
-from .pairs import Linear, Members, Surrogate, find_surrogate, pair_means
+from .base import Ints, New, RiskTerm, ScoreRisk, Values, average, check_gamma, table_for
+from .pairs import Members, PairLoss, difference, pair_means
 
 __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
 
-Floats, Ints = NDArray[np.float64], NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class RankingTerm(RiskTerm):
@@ -47,10 +47,10 @@ class RankingTerm(RiskTerm):
         self.drawn = tracker.value.new_ones(int(list_of.max()) + 1)
 
     def loss(self, tracked: Tracked) -> Tensor:
-        values, slope = self.outer.value_and_gradient(tracked.value)
-        index = tracked.index
+        u, index = tracked.value, tracked.index
         weight = self.weight[index] / (self.drawn[self.list_of[index]] * self.drawn.count_nonzero())
-        return tracked.as_loss((values * weight).sum(), slope * per_row(weight, slope))
+        slope = self.outer.gradient(u) * per_row(weight, u)
+        return tracked.as_loss((self.outer(u) * weight).sum(), slope)
 
     def value(self) -> Tensor:
         seen = self.tracker.seen
@@ -89,16 +89,22 @@ class RankingRisk(ScoreRisk):
     Args:
         relevance: grade of each item of the training set, at least 0, (N,).
         query: list of each item, (N,).
+        process_group: see `Compositional`.
     """
 
-    _noun, _batch = "item", "`index` (all without it)"
     _empty = (
         "holds no list with a relevant item and another one, and so no pair to learn from; draw "
         "whole lists with `GroupBatchSampler`."
     )
 
     def __init__(
-        self, model: nn.Module, optimizer: Any, relevance: Any, query: Any, process_group: Any
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        relevance: Any,
+        query: Any,
+        *,
+        process_group: Any = "auto",
     ) -> None:
         call = type(self).__name__
         grades = np.asarray(torch.as_tensor(relevance), dtype=np.float64)
@@ -124,8 +130,7 @@ class RankingRisk(ScoreRisk):
         _, list_of = np.unique(number[relevant], return_inverse=True)
         term = self.term_of(model, weight, torch.from_numpy(list_of))
         super().__init__(model, optimizer, term, process_group)
-        self._list, self._others = number, sizes[number] - 1.0
-        self._block = np.where(relevant, np.cumsum(relevant) - 1, -1)
+        self._list, self._block = number, np.where(relevant, np.cumsum(relevant) - 1, -1)
         self._sizes, self._useful = sizes, np.unique(number[relevant])  # lists that count
 
     @abc.abstractmethod
@@ -170,21 +175,11 @@ class RankingRisk(ScoreRisk):
         self.term.drawn = torch.from_numpy(drawn).to(self.term.weight)
         block, others, lists, own = (
             torch.from_numpy(each).to(device)
-            for each in (self._block[ids[anchor]], self._others[ids[anchor]], lists, anchor)
+            for each in (self._block[ids[anchor]], self._sizes[lists[anchor]] - 1.0, lists, anchor)
         )
         members = Members(own=own, row=lists[own], column=lists)
         values, new = self.values(scores, members, others.to(scores), block)
         return self._tracked_loss(loss, {ONLY: values}, {ONLY: block}, new)
-
-
-def _ranks_in_lists(grades: Floats, number: Ints) -> Ints:
-    """The rank (from 1) of each item in its list by falling grade."""
-    order = np.lexsort((-grades, number))
-    first = np.r_[0, np.flatnonzero(np.diff(number[order])) + 1]
-    start = np.repeat(first, np.diff(np.r_[first, len(order)]))
-    ranks = np.empty(len(order), dtype=np.int64)
-    ranks[order] = np.arange(len(order)) - start + 1
-    return ranks
 
 
 class NDCG(RankingRisk):
@@ -206,17 +201,10 @@ class NDCG(RankingRisk):
     Args:
         relevance: see `RankingRisk`, also for `query`.
         k: None for the whole list, or the length of the top.
-        gain: `"exponential"`, 2^y - 1, or `"linear"`, y.
-        surrogate: l, a name or a `Surrogate`.
-        margin: of the surrogate; 1 unless given.
+        surrogate: l, a name of the table of `PairLoss`.
+        margin: of the surrogate.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
-        process_group: see `Compositional`.
-
-    Example:
-        >>> model, x, query = torch.nn.Linear(2, 1), torch.randn(6, 2), torch.arange(6) // 3
-        >>> optimizer = torch.optim.Adam(model.parameters())
-        >>> risk = NDCG(model, optimizer, relevance=[2, 0, 1, 0, 0, 3], query=query, k=2)
-        >>> risk(lambda: model(x), torch.arange(6)).backward()
+        options: `process_group`, see `Compositional`.
 
     References:
         Z.-H. Qiu et al., Large-scale stochastic optimization of NDCG surrogates for deep learning
@@ -231,24 +219,26 @@ class NDCG(RankingRisk):
         query: Any,
         *,
         k: int | None = None,
-        gain: Literal["exponential", "linear"] = "exponential",
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float | None = None,
+        surrogate: str = "squared_hinge",
+        margin: float = 1.0,
         gamma: float | Literal["auto"] = "auto",
-        process_group: Any = "auto",
+        **options: Any,
     ) -> None:
         if k is not None:
             _checks.integer("NDCG", "k", k, 1)
-        _checks.one_of("NDCG", "gain", gain, ("exponential", "linear"))
         check_gamma("NDCG", gamma)
-        self.k, self.gain, self.gamma = k, gain, gamma
-        self.surrogate = find_surrogate("NDCG", surrogate, margin)
-        super().__init__(model, optimizer, relevance, query, process_group)
+        self.k, self.gamma = k, gamma
+        self.pair_loss = PairLoss.read("NDCG", surrogate, margin)
+        super().__init__(model, optimizer, relevance, query, **options)
 
     def weights(self, grades: Floats, number: Ints) -> Floats:
         """The gain of each item over that of the best order of its list."""
-        gains = np.exp2(grades) - 1 if self.gain == "exponential" else grades
-        ranks = _ranks_in_lists(grades, number)
+        gains = np.exp2(grades) - 1
+        # The rank (from 1) of each item in its list by falling grade: its place less that of the
+        # first of the list, which has the same number.
+        order = np.lexsort((-grades, number))
+        ranks = np.empty(len(order), dtype=np.int64)
+        ranks[order] = 1 + np.arange(len(order)) - np.searchsorted(number[order], number[order])
         counted = ranks <= (self.k or len(ranks))
         best = np.bincount(number, counted * gains / np.log2(1 + ranks))
         return gains / np.where(best > 0, best, 1)[number]
@@ -264,7 +254,7 @@ class NDCG(RankingRisk):
     def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
         """The ranks, and to what degree each item is in the top."""
         anchors = scores[members.own]
-        ranks = 1 + others * pair_means(self.surrogate, anchors, scores, members)
+        ranks = 1 + others * pair_means(self.pair_loss, anchors, scores, members)
         if self.k is None:
             return ranks, ()
         with torch.no_grad():
@@ -329,11 +319,11 @@ class ListwiseCrossEntropy(RankingRisk):
         query: Any,
         *,
         gamma: float = 0.9,
-        process_group: Any = "auto",
+        **options: Any,
     ) -> None:
         _checks.in_interval("ListwiseCrossEntropy", "gamma", gamma, 0.0, 1.0, open_low=True)
         self.gamma, self._seen = gamma, []
-        super().__init__(model, optimizer, relevance, query, process_group)
+        super().__init__(model, optimizer, relevance, query, **options)
 
     def weights(self, grades: Floats, number: Ints) -> Floats:
         """The share of each item in the relevance of its list."""
@@ -346,5 +336,5 @@ class ListwiseCrossEntropy(RankingRisk):
 
     def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
         """The logarithm of the sum over the other items, estimated for the whole list."""
-        means = pair_means(Linear(), scores[members.own], scores, members, log_exp=True)
+        means = pair_means(difference, scores[members.own], scores, members, log_exp=True)
         return means + others.log(), ()
