@@ -22,7 +22,7 @@ from ..outer import AbstractOuter
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
 
-__all__ = ["RiskTerm", "ScoreRisk", "Values", "average", "check_gamma", "table_for", "warm_start"]
+__all__ = ["RiskTerm", "ScoreRisk", "Values", "average", "table_for", "warm_start"]
 
 Ints = NDArray[np.int64]
 Ranks = tuple[Group, list[int]]
@@ -238,12 +238,6 @@ def average(model: nn.Module, *size: int, **options: Any) -> InnerTracker:
 def table_for(tracker: InnerTracker, number: int) -> BlockParameters:
     """A table of thresholds in the precision of a tracker."""
     return BlockParameters(number, dtype=tracker.value.dtype, device=tracker.value.device)
-
-
-def check_gamma(call: str, gamma: Any, name: str = "gamma") -> None:
-    """Refuse a weight of new values outside (0, 1], before a tracker speaks of it."""
-    if gamma != "auto":
-        _checks.in_interval(call, name, gamma, 0.0, 1.0, open_low=True)
 
 
 def warm_start(

@@ -16,7 +16,7 @@ from .. import _checks
 from ..inputs import ONLY
 from ..outer import ClassSeparation, Linear, Ratio
 from ..terms import NestedTerm
-from .base import Ints, RiskTerm, ScoreRisk, Values, average, check_gamma
+from .base import Ints, RiskTerm, ScoreRisk, Values, average
 from .pairs import PairLoss, pair_means
 
 __all__ = ["AUC", "AveragePrecision", "BinaryRisk", "Label", "MultiInstanceAUC"]
@@ -271,7 +271,6 @@ class AUC(BinaryRisk):
             + [\,m + \mathbb E_- h - \mathbb E_+ h\,]_+^2, \qquad
         \text{"pairwise": } \min_w\; \operatorname*{mean}_{i,j}\, \ell(h_j - h_i)
 
-    and `"squared"` is `"margin"` without the hinge, the mean of (m + h_j - h_i)^2 over all pairs.
     One block; g is the vector of the class means of h and h^2, which is tracked, and f is
     `fcco.outer.ClassSeparation`: a plain minimum, where AUCM solves a min-max problem. The
     pairwise form is a plain mean and needs no tracking.
@@ -279,7 +278,7 @@ class AUC(BinaryRisk):
     Args:
         labels: see `BinaryRisk`.
         loss: see above.
-        margin: m, of the first two forms and of the surrogate.
+        margin: m, also of the surrogate.
         gamma: weight of the new class means; `"auto"` weighs noise against lag.
         options: further ones of `BinaryRisk`; `surrogate` is l of the pairwise form.
 
@@ -295,21 +294,20 @@ class AUC(BinaryRisk):
         optimizer: torch.optim.Optimizer,
         labels: Any,
         *,
-        loss: Literal["margin", "squared", "pairwise"] = "margin",
+        loss: Literal["margin", "pairwise"] = "margin",
         margin: float = 1.0,
         gamma: float | Literal["auto"] = "auto",
         **options: Any,
     ) -> None:
-        _checks.one_of("AUC", "loss", loss, ("margin", "squared", "pairwise"))
-        check_gamma("AUC", gamma)
+        _checks.one_of("AUC", "loss", loss, ("margin", "pairwise"))
         self.loss, self.gamma = loss, gamma
         super().__init__(model, optimizer, labels, margin=margin, **options)
 
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
         if self.loss == "pairwise":  # f is linear: there is nothing to gain from tracking
             return RiskTerm(Linear(), average(model, 1, gamma=1.0))
-        outer = ClassSeparation(self.pair_loss.margin, hinge=self.loss == "margin")
-        return RiskTerm(outer, average(model, 1, 4, gamma=self.gamma))
+        tracker = average(model, 1, 4, gamma=self.gamma)
+        return RiskTerm(ClassSeparation(self.pair_loss.margin), tracker)
 
     def values(self, label: Label, scores: Tensor, positives: int) -> Values:
         sides = scores[:positives], scores[positives:]
@@ -365,7 +363,6 @@ class AveragePrecision(BinaryRisk):
         gamma: float | Literal["auto"] = "auto",
         **options: Any,
     ) -> None:
-        check_gamma("AveragePrecision", gamma)
         _checks.in_interval("AveragePrecision", "prevalence", prevalence, 0.0, 1.0, open_high=True)
         self.prevalence, self.gamma = prevalence, gamma
         super().__init__(model, optimizer, labels, activation=activation, **options)
@@ -428,9 +425,6 @@ class MultiInstanceAUC(ScoreRisk):
         process_group: Any = "auto",
     ) -> None:
         _checks.positive("MultiInstanceAUC", "temperature", temperature)
-        _checks.positive("MultiInstanceAUC", "margin", margin)
-        _checks.in_interval("MultiInstanceAUC", "gamma", gamma, 0.0, 1.0, open_low=True)
-        check_gamma("MultiInstanceAUC", gamma_classes, "gamma_classes")
         table = torch.from_numpy(as_labels("`MultiInstanceAUC(labels=...)`", labels))
         if table.dim() != 1 or not 0 < int(table.sum()) < len(table):
             raise ValueError(

@@ -39,26 +39,14 @@ def _hinge(z: Tensor, by: float) -> ValueAndSlope:
     return excess, (excess > 0).to(excess) * by
 
 
-def _squared(z: Tensor, by: float) -> ValueAndSlope:
-    excess = z + 1
-    return excess * excess, excess * (2 * by)
-
-
 def _logistic(z: Tensor, by: float) -> ValueAndSlope:
     return softplus(z) / math.log(2), z.sigmoid() * (by / math.log(2))
-
-
-def _sigmoid(z: Tensor, by: float) -> ValueAndSlope:
-    share = z.sigmoid()
-    return 2 * share, share * (1 - share) * (2 * by)
 
 
 SURROGATES: dict[str, Callable[[Tensor, float], ValueAndSlope]] = {
     "squared_hinge": _squared_hinge,
     "logistic": _logistic,
     "hinge": _hinge,
-    "sigmoid": _sigmoid,
-    "squared": _squared,
 }
 
 
@@ -67,15 +55,13 @@ class PairLoss:
     """A stand-in l(d) for the 0-1 loss of a pair, where d is the score that should be lower minus
     the other one. With z = d / margin it is
 
-    | surrogate | l(d) | |
-    |---|---|---|
-    | `"squared_hinge"` | [1 + z]_+^2 | |
-    | `"logistic"` | log2(1 + exp(z)) | |
-    | `"hinge"` | [1 + z]_+ | derivative 0 at the kink |
-    | `"sigmoid"` | 2 / (1 + exp(-z)) | at most 2: outliers count little |
-    | `"squared"` | (1 + z)^2 | falls below d = -margin |
+    | surrogate | l(d) |
+    |---|---|
+    | `"squared_hinge"` | [1 + z]_+^2 |
+    | `"logistic"` | log2(1 + exp(z)) |
+    | `"hinge"` | [1 + z]_+, with derivative 0 at the kink |
 
-    All are 1 at d = 0. Called with differences, it returns l(d) and l'(d).
+    None falls, and all are 1 at d = 0. Called with differences, it returns l(d) and l'(d).
     """
 
     surrogate: str = "squared_hinge"

@@ -13,7 +13,7 @@ from .._schedules import Smoothing
 from ..outer import Linear
 from ..terms import CVaRTerm
 from ..tracker import NonFiniteValue, Tracked
-from .base import RiskTerm, Values, average, check_gamma, table_for
+from .base import RiskTerm, Values, average, table_for
 from .binary import BinaryRisk, Label
 from .pairs import pair_means
 
@@ -73,7 +73,7 @@ class PartialAUC(BinaryRisk):
     Args:
         labels: see `BinaryRisk`.
         max_fpr: the largest false positive rate that counts; 1 is AUC.
-        options: further ones of `BinaryRisk`; the surrogate must not fall.
+        options: further ones of `BinaryRisk`.
 
     References:
         D. Zhu et al., When AUC meets DRO: optimizing partial AUC for deep learning with non-convex
@@ -91,14 +91,8 @@ class PartialAUC(BinaryRisk):
         max_fpr: float,
         **options: Any,
     ) -> None:
-        call = type(self).__name__
-        _checks.in_interval(call, "max_fpr", max_fpr, 0.0, 1.0, open_low=True)
+        _checks.in_interval(type(self).__name__, "max_fpr", max_fpr, 0.0, 1.0, open_low=True)
         self.max_fpr = max_fpr
-        if options.get("surrogate") == "squared":
-            raise ValueError(
-                f"`{call}(surrogate='squared')` must never fall, so that the hardest negatives are "
-                "those with the largest scores."
-            )
         super().__init__(model, optimizer, labels, **options)
 
     def term_of(self, label: Label, model: nn.Module) -> Any:
@@ -187,7 +181,6 @@ class TwoWayPartialAUC(PartialAUC):
         _checks.in_interval("TwoWayPartialAUC", "min_tpr", min_tpr, 0.0, 1.0, open_high=True)
         if isinstance(smoothing, int | float):
             _checks.at_least("TwoWayPartialAUC", "smoothing", smoothing, 0.0)
-        check_gamma("TwoWayPartialAUC", gamma)
         self.min_tpr, self.smoothing, self.gamma = min_tpr, smoothing, gamma
         super().__init__(model, optimizer, labels, **options)
 

@@ -18,7 +18,7 @@ from ..inputs import ONLY
 from ..outer import AbstractOuter, Discount, LogMeanExp
 from ..rules.arrays import per_row
 from ..tracker import InnerTracker, Tracked
-from .base import Ints, New, RiskTerm, ScoreRisk, Values, average, check_gamma, table_for
+from .base import Ints, New, RiskTerm, ScoreRisk, Values, average, table_for
 from .pairs import Members, PairLoss, difference, pair_means
 
 __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
@@ -226,7 +226,6 @@ class NDCG(RankingRisk):
     ) -> None:
         if k is not None:
             _checks.integer("NDCG", "k", k, 1)
-        check_gamma("NDCG", gamma)
         self.k, self.gamma = k, gamma
         self.pair_loss = PairLoss.read("NDCG", surrogate, margin)
         super().__init__(model, optimizer, relevance, query, **options)
@@ -266,33 +265,31 @@ class NDCG(RankingRisk):
         self, k: int, scores: Tensor, members: Members, others: Tensor, block: Tensor
     ) -> tuple[Tensor, Tensor, New]:
         """The lambda_q and the spread of the scores of its list, for each relevant item."""
-        lists, which = torch.unique(members.row, return_inverse=True)
-        # Items of a list write the same number into its place.
-        total = others.new_zeros(len(lists)).index_copy_(0, which, others + 1)
+        _, of_list = torch.unique(members.column, return_inverse=True)
+        number = torch.bincount(of_list)
+        mean = scores.new_zeros(len(number)).index_add_(0, of_list, scores) / number
+        square = torch.zeros_like(mean).index_add_(0, of_list, (scores - mean[of_list]) ** 2)
         # Sorted by list and falling score, the k-th of a list stands k places after its first.
-        inside = torch.isin(members.column, lists)
-        of_list = torch.searchsorted(lists, members.column[inside])
-        found = scores[inside]
-        order = torch.argsort(found, descending=True)
-        order = order[torch.argsort(of_list[order], stable=True)]
-        ordered, count = found[order], torch.bincount(of_list, minlength=len(lists))
-        first = count.cumsum(0) - count
+        order = torch.argsort(scores, descending=True)
+        ordered = scores[order[torch.argsort(of_list[order], stable=True)]]
+        at, total = of_list[members.own], others + 1
+        count, first = number[at], (number.cumsum(0) - number)[at]
         # A batch with b of n items has about k b/n of the top k. Half-way to the next score.
-        place = (k * count / total).round().long().clamp(min=1)
-        place = torch.minimum(place, count - 1)
+        place = (k * count / total).round().long().clamp(min=1).minimum(count - 1)
         best = (ordered[first + place - 1] + ordered[first + place]) / 2
         # A list that is no longer than k is in its own top as a whole.
         best = torch.where(total > k, best, ordered[first + count - 1] - 1e6)
-        mean = torch.zeros_like(best).index_add_(0, of_list, found) / count
-        square = torch.zeros_like(best).index_add_(0, of_list, (found - mean[of_list]) ** 2)
-        spread = (square / count).sqrt() + 1e-6
+        spread = (square / number).sqrt()[at] + 1e-6
         if not self.training:
-            return best[which], spread[which], ()
+            return best, spread, ()
         # A sample of the list moves lambda_q by its share, the whole list sets it.
         table, share = self.term.cutoffs, (count / total).to(best).clamp(max=1)
-        rows = torch.zeros_like(lists).index_copy_(0, which, self.term.list_of[block])
+        rows = self.term.list_of[block]
         cutoff = torch.lerp(table.read(rows, best).to(best), best, share)
-        return cutoff[which], spread[which], [(table, rows, cutoff)]
+        lists, which = torch.unique(rows, return_inverse=True)
+        # Items of a list write the same number into its place.
+        once = cutoff.new_zeros(len(lists)).index_copy_(0, which, cutoff)
+        return cutoff, spread, [(table, lists, once)]
 
 
 class ListwiseCrossEntropy(RankingRisk):
@@ -321,7 +318,6 @@ class ListwiseCrossEntropy(RankingRisk):
         gamma: float = 0.9,
         **options: Any,
     ) -> None:
-        _checks.in_interval("ListwiseCrossEntropy", "gamma", gamma, 0.0, 1.0, open_low=True)
         self.gamma, self._seen = gamma, []
         super().__init__(model, optimizer, relevance, query, **options)
 
