@@ -59,6 +59,9 @@ class RankingTerm(RiskTerm):
         return total / len(lists) if len(lists) else total.new_tensor(math.nan)
 
 
+_DISCOUNT = Discount(-1.0)
+
+
 @dataclass(frozen=True)
 class _TopDiscount(AbstractOuter):
     """-u_2 / log2(1 + u_1): the discount at a rank, for an item that is in the top to a degree."""
@@ -67,13 +70,11 @@ class _TopDiscount(AbstractOuter):
     smooth = True
 
     def __call__(self, u: Tensor) -> Tensor:
-        rank, top = u.unbind(-1)
-        return -top * math.log(2) / torch.log1p(rank)
+        return _DISCOUNT(u[..., 0]) * u[..., 1]
 
     def gradient(self, u: Tensor) -> Tensor:
         rank, top = u.unbind(-1)
-        log = torch.log1p(rank) / math.log(2)
-        return torch.stack([top / (log * log * (1 + rank) * math.log(2)), -1 / log], dim=-1)
+        return torch.stack([_DISCOUNT.gradient(rank) * top, _DISCOUNT(rank)], dim=-1)
 
 
 class RankingRisk(ScoreRisk):
@@ -89,7 +90,9 @@ class RankingRisk(ScoreRisk):
     Args:
         relevance: grade of each item of the training set, at least 0, (N,).
         query: list of each item, (N,).
+        outer: f.
         process_group: see `Compositional`.
+        tracking: settings of the tracker.
     """
 
     _empty = (
@@ -103,8 +106,10 @@ class RankingRisk(ScoreRisk):
         optimizer: torch.optim.Optimizer,
         relevance: Any,
         query: Any,
+        outer: AbstractOuter,
         *,
         process_group: Any = "auto",
+        **tracking: Any,
     ) -> None:
         call = type(self).__name__
         grades = np.asarray(torch.as_tensor(relevance), dtype=np.float64)
@@ -128,7 +133,8 @@ class RankingRisk(ScoreRisk):
         weight = torch.from_numpy(self.weights(grades, number)[relevant])
         # Lists without a relevant item do not count: numbers of the others without gaps.
         _, list_of = np.unique(number[relevant], return_inverse=True)
-        term = self.term_of(model, weight, torch.from_numpy(list_of))
+        tracker = average(model, len(weight), outer.dim or 1, **tracking)
+        term = RankingTerm(outer, tracker, weight, torch.from_numpy(list_of))
         super().__init__(model, optimizer, term, process_group)
         self._list, self._block = number, np.where(relevant, np.cumsum(relevant) - 1, -1)
         self._sizes, self._useful = sizes, np.unique(number[relevant])  # lists that count
@@ -136,10 +142,6 @@ class RankingRisk(ScoreRisk):
     @abc.abstractmethod
     def weights(self, grades: Floats, number: Ints) -> Floats:
         """The weight c_i of every item, from the grades and the numbers of the lists."""
-
-    @abc.abstractmethod
-    def term_of(self, model: nn.Module, weight: Tensor, list_of: Tensor) -> RankingTerm:
-        """The term, from c_i and the number of the list of each relevant item."""
 
     @abc.abstractmethod
     def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
@@ -226,9 +228,12 @@ class NDCG(RankingRisk):
     ) -> None:
         if k is not None:
             _checks.integer("NDCG", "k", k, 1)
-        self.k, self.gamma = k, gamma
+        self.k = k
         self.pair_loss = PairLoss.read("NDCG", surrogate, margin)
-        super().__init__(model, optimizer, relevance, query, **options)
+        outer = _DISCOUNT if k is None else _TopDiscount()
+        super().__init__(model, optimizer, relevance, query, outer, gamma=gamma, **options)
+        if k is not None:
+            self.term.cutoffs = table_for(self.term.tracker, len(self.term.drawn))
 
     def weights(self, grades: Floats, number: Ints) -> Floats:
         """The gain of each item over that of the best order of its list."""
@@ -241,14 +246,6 @@ class NDCG(RankingRisk):
         counted = ranks <= (self.k or len(ranks))
         best = np.bincount(number, counted * gains / np.log2(1 + ranks))
         return gains / np.where(best > 0, best, 1)[number]
-
-    def term_of(self, model: nn.Module, weight: Tensor, list_of: Tensor) -> RankingTerm:
-        dim, outer = (1, Discount(-1.0)) if self.k is None else (2, _TopDiscount())
-        tracker = average(model, len(weight), dim, gamma=self.gamma)
-        term = RankingTerm(outer, tracker, weight, list_of)
-        if self.k is not None:
-            term.cutoffs = table_for(tracker, len(term.drawn))
-        return term
 
     def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
         """The ranks, and to what degree each item is in the top."""
@@ -318,17 +315,14 @@ class ListwiseCrossEntropy(RankingRisk):
         gamma: float = 0.9,
         **options: Any,
     ) -> None:
-        self.gamma, self._seen = gamma, []
-        super().__init__(model, optimizer, relevance, query, **options)
+        self._seen = []
+        options |= {"gamma": gamma, "log_space": True}
+        super().__init__(model, optimizer, relevance, query, LogMeanExp(1.0, 1.0), **options)
 
     def weights(self, grades: Floats, number: Ints) -> Floats:
         """The share of each item in the relevance of its list."""
         total = np.bincount(number, grades)
         return grades / np.where(total > 0, total, 1)[number]
-
-    def term_of(self, model: nn.Module, weight: Tensor, list_of: Tensor) -> RankingTerm:
-        tracker = average(model, len(weight), gamma=self.gamma, log_space=True)
-        return RankingTerm(LogMeanExp(1.0, 1.0), tracker, weight, list_of)
 
     def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
         """The logarithm of the sum over the other items, estimated for the whole list."""
