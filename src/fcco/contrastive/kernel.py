@@ -97,7 +97,8 @@ def log_means(
     elif tau.shape != (rows, 2):
         raise ValueError(
             "`log_means(temperature=...)` must be a number, a tensor of one element, or of shape "
-            f"{(rows, 2)}, one for each value, but has shape {tuple(tau.shape)}."
+            f"{(rows, 2)}, one for each value, but has shape {tuple(tau.shape)}. (Individual ones "
+            "of a `ContrastiveTerm` are found by the `index` of these pairs.)"
         )
     elif batch.anchor is None:
         tau = tau.T

@@ -58,12 +58,8 @@ class ContrastiveTerm(AbstractTerm):
     .. math::
         \frac1n\sum_{i=1}^n \tau\bigl[\log(g_{i1} + e) + \log(g_{i2} + e) + 2\,\text{radius}\bigr].
 
-    The mean over the negatives in a batch estimates g_i without bias for any batch size (with pair
-    i itself it would not: i has weight 1/B in a batch but 1/n in the data set); a tracker follows
-    log g_i. The paper's loss is the mean over all j including i: the default offset e = 1/(n-1)
-    gives it, up to the constant 2 tau log((n-1)/n). u is read after its update, as in SogCLR: an
-    entry then has at most 1/gamma times its weight in a full batch. With `read="old"`, as in the
-    paper's Algorithm 1, that factor is g_i/u_i, which is large if g_i grew since.
+    A tracker follows log g_i. The mean over the negatives in a batch estimates g_i without bias;
+    the default offset e = 1/(n-1) counts the pair itself, as the paper's loss does.
 
     With `temperature="individual"` each side of each pair has a tau of its own, kept in a table and
     minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2),
@@ -75,7 +71,7 @@ class ContrastiveTerm(AbstractTerm):
         \qquad d_{ij} = s_{ij} - s_{ii},
 
     with the mean over the batch: pairs with many similar negatives get a large tau, rare ones a
-    small one. Values at w_{t-1} are computed with the current tau_i.
+    small one.
 
     Micro-batches between two optimizer steps are separate batches: negatives come only from the
     same micro-batch, and the means of a pair that is in several are averaged. Pairs that share an
@@ -97,8 +93,10 @@ class ContrastiveTerm(AbstractTerm):
         normalize: scale the features to unit length first, in float32.
         chunk: see `log_means`.
         process_group: see `Compositional`; give both the same one.
-        options: of `InnerTracker`; unless given, `gamma=0.8` (gamma_1), `correction=0.0`, a moving
-            average without a second forward pass, and `read="new"`.
+        options: of `InnerTracker`. Unless given, `gamma=0.8` (gamma_1), `correction=0.0`, a moving
+            average without a second forward pass, and `read="new"`, as in SogCLR: an entry has at
+            most 1/gamma times its weight in a full batch. With `"old"`, as in the paper's Algorithm
+            1, that factor is g_i/u_i, which is large if g_i grew since.
 
     Example:
         >>> import torch, fcco
@@ -148,8 +146,6 @@ class ContrastiveTerm(AbstractTerm):
                 )
         elif not callable(temperature):
             _checks.positive(call, "temperature", temperature)
-        if offset is not None:
-            _checks.in_interval(call, "offset", offset, 0.0, math.inf, open_high=True)
         _checks.in_interval(call, "radius", radius, 0.0, math.inf, open_high=True)
         if radius and not scaled:
             raise ValueError(
@@ -211,8 +207,10 @@ class ContrastiveTerm(AbstractTerm):
             with torch.autocast(images.device.type, enabled=False):
                 images = unit_length(images.to(dtype), dim=-1)
                 texts = unit_length(texts.to(dtype), dim=-1)
-        table = self.temperatures
-        ids = None if table is None else self._pairs(index, images, anchor)
+        ids = None
+        if self.temperatures is not None:  # without an index, `log_means` looks at their number
+            ids = torch.arange(self.tracker.num_inner) if index is None else torch.as_tensor(index)
+            ids = ids.to(self.tracker.value.device)
         entries = log_means(
             images, texts, self.temperature(ids),
             label=label, anchor=anchor, chunk=self.chunk, process_group=self._process_group,
@@ -222,20 +220,6 @@ class ContrastiveTerm(AbstractTerm):
             # They go with the entries to `loss`, which knows u.
             node.metadata[_Slopes] = _Slopes(ids, entries.detach(), node.by_tau)
         return entries
-
-    def _pairs(self, index: Any, images: Tensor, anchor: Tensor | None) -> Tensor:
-        """The numbers of the pairs that get a row."""
-        number, device = self.tracker.num_inner, self.tracker.value.device
-        rows = len(images) if anchor is None else int(anchor.sum())
-        ids = torch.arange(number) if index is None else torch.as_tensor(index)
-        if ids.shape != (rows,):
-            missing = f"none is given, which means all {number} pairs"
-            raise ValueError(
-                f"`ContrastiveTerm.inner(index=...)` must hold the numbers of {rows} pairs, since "
-                "each has a temperature of its own, but "
-                f"{missing if index is None else f'has shape {tuple(ids.shape)}'}."
-            )
-        return ids.to(device)
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean over the sampled pairs, which estimates the mean over all."""
