@@ -92,7 +92,10 @@ def partial(
 CASES: dict[str, Case] = {
     "auc-margin": Case(xrisk.AUC, {}, reference.AUC),
     "auc-pairwise": Case(
-        xrisk.AUC, {"loss": "pairwise"}, reference.AUC, settings={"form": "pairwise"}
+        xrisk.PartialAUC,
+        {"max_fpr": 1.0, "margin": 1.0},
+        reference.AUC,
+        settings={"form": "pairwise"},
     ),
     "ap": Case(
         xrisk.AveragePrecision, {}, reference.AveragePrecision, settings={"activated": True}
@@ -382,13 +385,10 @@ def test_equal_scores_share_the_rate(share):
 
 def test_the_rate_one_is_the_mean_over_all_pairs():
     """In small batches too: every negative counts in every step."""
-    same_pair: dict[str, Any] = {"surrogate": "logistic", "margin": 1.0}
-    run = Run("partial", max_fpr=1.0, **same_pair)
-    plain = xrisk.AUC(run.model, run.optimizer, Y, loss="pairwise", **same_pair)
+    run = Run("partial", max_fpr=1.0, surrogate="logistic", margin=1.0)
     for ids in batches_of("partial", 8):
-        args = (torch.tensor(Y)[ids], ids)
-        losses = [risk(lambda x=X[ids]: run.scores(torch.tensor(x)), *args)
-                  for risk in (run.risk, plain)]  # fmt: skip
+        h, y = run.scores(torch.tensor(X[ids])), torch.tensor(Y[ids])
+        losses = [run.call(ids), PAIR["logistic"](h[y == 0] - h[y == 1][:, None]).mean()]
         torch.testing.assert_close(*losses)
         slopes = [run.gradient(loss) for loss in losses]
         torch.testing.assert_close(*slopes)
@@ -460,13 +460,11 @@ RARE = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 0], [0, 0], [0, 1.0]])
 """Two labels with three positives and one, of six samples."""
 
 
-def label_risk(kind: str) -> tuple[nn.Linear, Any]:
+def label_risk() -> tuple[nn.Linear, Any]:
     model = nn.Linear(3, 2, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[0.4, -0.3, 0.2], [0.1, 0.5, -0.2]]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    if kind == "pairwise":
-        return model, xrisk.AUC(model, optimizer, RARE, loss="pairwise")
     return model, xrisk.PartialAUC(model, optimizer, RARE, max_fpr=1.0, margin=1.0)
 
 
@@ -476,8 +474,7 @@ def label_gradient(model: nn.Linear, risk: Any, ids: Any) -> Tensor:
     return torch.autograd.grad(loss, model.weight)[0]
 
 
-@pytest.mark.parametrize("kind", ["pairwise", "partial"])
-def test_labels_weigh_equally_however_seldom_they_come(kind):
+def test_labels_weigh_equally_however_seldom_they_come():
     """Over all sequences of batches the mean gradient is that of the mean over labels.
 
     A label that comes with probability p in a batch has come by call k with probability
@@ -491,11 +488,11 @@ def test_labels_weigh_equally_however_seldom_they_come(kind):
     means = torch.zeros(2, 2, 3, dtype=torch.float64)
     for one in batches:
         for two in batches:
-            model, risk = label_risk(kind)
+            model, risk = label_risk()
             for k, ids in enumerate((one, two)):
                 means[k] += label_gradient(model, risk, ids) / len(batches) ** 2
             risk.detach_hooks()
-    model, _ = label_risk(kind)
+    model, _ = label_risk()
     h = model(torch.tensor(X)[:6])
     positive, parts = RARE == 1, []
     for t in (0, 1):
@@ -509,9 +506,9 @@ def test_labels_weigh_equally_however_seldom_they_come(kind):
 
 def test_labels_in_every_batch_and_in_evaluations_are_their_mean():
     """Whatever the sampler does: one that draws every label each time needs no weights."""
-    model, risk = label_risk("pairwise")
+    model, risk = label_risk()
     ids = torch.tensor([0, 4, 5])  # both labels
-    expected = [label_gradient(*label_risk("pairwise"), ids.tolist())] * 5
+    expected = [label_gradient(*label_risk(), ids.tolist())] * 5
     for one in expected:
         torch.testing.assert_close(label_gradient(model, risk, ids.tolist()), one)
     only, x = [0, 3, 4], torch.tensor(X)  # the first label alone
@@ -523,13 +520,13 @@ def test_labels_in_every_batch_and_in_evaluations_are_their_mean():
 
 
 def test_the_weights_of_labels_are_saved():
-    run, batches = label_risk("pairwise"), [(0, 3, 4), (0, 4, 5), (1, 2, 3)]
+    run, batches = label_risk(), [(0, 3, 4), (0, 4, 5), (1, 2, 3)]
     for ids in batches:
         label_gradient(*run, ids)
-    other = label_risk("pairwise")
+    other = label_risk()
     other[1].load_state_dict(run[1].state_dict())
     assert torch.equal(label_gradient(*run, (1, 3, 5)), label_gradient(*other, (1, 3, 5)))
-    fresh = label_gradient(*label_risk("pairwise"), (1, 3, 5))
+    fresh = label_gradient(*label_risk(), (1, 3, 5))
     torch.testing.assert_close(label_gradient(*run, (1, 3, 5))[1], fresh[1] * 5 / 3)
 
 
@@ -1104,7 +1101,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("AUC", {"labels": np.ones(4)}, "4 and 0"),
         ("AUC", {"labels": np.array([1, 0, np.nan])}, "nan"),
         ("AUC", {"labels": np.zeros((2, 2, 2))}, "shape"),
-        ("AUC", {"loss": "hinge"}, "loss"),
         ("AUC", {"margin": 0.0}, "margin"),
         ("AUC", {"gamma": 1.5}, "gamma"),
         ("AveragePrecision", {"surrogate": "cubic"}, "surrogate"),

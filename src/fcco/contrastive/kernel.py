@@ -108,12 +108,9 @@ def log_means(
     return result
 
 
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
+def compute_dtype(images: Tensor, texts: Tensor) -> torch.dtype:
     """The dtype to compute in: that of the inputs, but at least float32."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
+    return torch.promote_types(torch.promote_types(images.dtype, texts.dtype), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -177,8 +174,8 @@ def _read_batch(
     for name, value, kind in (("label", label, "integers"), ("anchor", anchor, "booleans")):
         if value is None:
             continue
-        boolean, number = value.dtype == torch.bool, value.is_floating_point()
-        if value.shape != (pairs,) or number or boolean != (name == "anchor"):
+        found = "booleans" if value.dtype == torch.bool else "integers"
+        if value.shape != (pairs,) or value.is_floating_point() or found != kind:
             raise ValueError(
                 f"`log_means({name}=...)` must be {pairs} {kind}, one per pair, but has shape "
                 f"{tuple(value.shape)} and dtype {value.dtype}."

@@ -271,17 +271,12 @@ class ContrastiveTerm(AbstractTerm):
 
 
 class GlobalContrastive(Compositional):
-    r"""Contrastive learning of two encoders against all pairs of the data set (SogCLR, FastCLIP).
+    """Contrastive learning of two encoders against all pairs of the data set (SogCLR, FastCLIP).
 
-    .. math::
-        \min_w\; \frac1n\sum_{i=1}^n \tau\Bigl[
-        \log\Bigl(\operatorname*{mean}_{j} e^{(s_{ij} - s_{ii})/\tau} + e\Bigr) +
-        \log\Bigl(\operatorname*{mean}_{j} e^{(s_{ji} - s_{ii})/\tau} + e\Bigr)\Bigr]
-
-    Call it with a function that returns the features of a batch of pairs, `(image features, text
-    features)`, or `(loss, (image features, text features))` with an ordinary loss g0. On several
-    ranks the negatives are those of the global batch. `Compositional` takes a `ContrastiveTerm`
-    beside other terms.
+    The objective with a `ContrastiveTerm` alone. Call it with a function that returns the features
+    of a batch of pairs, `(image features, text features)`, or `(loss, (image features, text
+    features))` with an ordinary loss g0. On several ranks the negatives are those of the global
+    batch.
 
     Args:
         model: your model; a learned temperature must depend on its parameters.

@@ -20,14 +20,6 @@ from .partial_auc import PartialAUC, TwoWayPartialAUC
 from .ranking import NDCG, ListwiseCrossEntropy
 
 __all__ = [
-    "AUC",
-    "NDCG",
-    "AveragePrecision",
-    "BinaryRisk",
-    "ListwiseCrossEntropy",
-    "MultiInstanceAUC",
-    "PairLoss",
-    "PartialAUC",
-    "TwoWayPartialAUC",
-    "warm_start",
-]
+    "AUC", "NDCG", "AveragePrecision", "BinaryRisk", "ListwiseCrossEntropy", "MultiInstanceAUC",
+    "PairLoss", "PartialAUC", "TwoWayPartialAUC", "warm_start",
+]  # fmt: skip

@@ -32,8 +32,7 @@ New = Sequence[tuple[BlockParameters, Tensor | None, Tensor]]
 Values = tuple[Tensor, New]
 """The inner values of a batch, and what it changes."""
 
-_CALLS, _SCORES = 25, 1000
-"""So many calls and scores, all of them in [0, 1], are those of probabilities."""
+_CALLS, _SCORES = 25, 1000  # so many, all of them in [0, 1], are those of probabilities
 
 
 class ScoreRisk(CheckedState):
@@ -84,16 +83,14 @@ class ScoreRisk(CheckedState):
         """The numbers of the samples of a call among all, checked; None means all in order."""
         # In NumPy: a dozen looks at short vectors take a third of torch's time there.
         ids = np.arange(number) if index is None else torch.as_tensor(index).cpu().numpy()
-        place = f"`{type(self).__name__}`: `index` must be the number of each sample"
+        wanted = (
+            f"`{type(self).__name__}`: `index` must be the number of each sample in the training "
+            f"set, integers of shape (B,) in [0, {number - 1}], but"
+        )
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise ValueError(
-                f"{place} in the training set, integers of shape (B,), but has shape {ids.shape} "
-                f"and dtype {ids.dtype}."
-            )
+            raise ValueError(f"{wanted} has shape {ids.shape} and dtype {ids.dtype}.")
         if ids.size and (ids.min() < 0 or ids.max() >= number):
-            raise IndexError(
-                f"{place}, in [0, {number - 1}], but reaches from {ids.min()} to {ids.max()}."
-            )
+            raise IndexError(f"{wanted} reaches from {ids.min()} to {ids.max()}.")
         return ids.astype(np.int64, copy=False)
 
     def _gathered(self, ids: Ints, y: NDArray[Any] | None = None) -> tuple[Ints, Any, Ranks | None]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..inputs import ONLY
-from ..outer import ClassSeparation, Linear, Ratio
+from ..outer import ClassSeparation, Ratio
 from ..terms import NestedTerm
 from .base import Ints, RiskTerm, ScoreRisk, Values, average
 from .pairs import PairLoss, pair_means
@@ -27,13 +27,13 @@ LOGIT_MARGIN = 5.0
 
 @dataclass
 class Label:
-    """One of the labels."""
+    """One of the labels: the sizes of its classes, and its term of the objective."""
 
     name: str
-    positives: int  # how many samples are 1
+    positives: int
     negatives: int
     block: Ints  # number of each sample among the positives, -1 for others, (N,)
-    term: Any = None  # that of the objective
+    term: Any = None
 
 
 class BinaryRisk(ScoreRisk):
@@ -70,8 +70,7 @@ class BinaryRisk(ScoreRisk):
         "draw a fixed number of them with `fcco.groups.PositiveBatchSampler`."
     )
     visits: Tensor  # of several labels: calls, and those in which each label had pairs
-    per_positive = True
-    """Whether the blocks are the positives; otherwise one block for the whole class."""
+    per_positive = True  # the blocks are the positives; otherwise one block for the whole class
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class BinaryRisk(ScoreRisk):
     def values(self, label: Label, scores: Tensor, positives: int) -> Values:
         """The inner values of a batch, one row for each positive or one in all; and new state.
 
-        The scores are those of the positives, so many, and then of the negatives.
+        Scores of the positives come first.
         """
 
     def forward(self, function: Callable[[], Any], labels: Any, index: Any = None) -> Tensor:
@@ -183,8 +182,8 @@ class BinaryRisk(ScoreRisk):
 
         The share of a label with pairs in m of k calls is k / m over the number of labels: with
         probability p of that in a call, its expectation is kp E[1 / (1 + Bin(k-1, p))] =
-        1 - (1-p)^k. The mean over the labels of each batch would be a ratio, in which labels that
-        come alone weigh more; it is the value of an evaluation.
+        1 - (1-p)^k. In the mean over the labels of each batch, which an evaluation has, labels
+        that come alone would weigh more.
         """
         came = [True, *(label.name in present for label in self.labels)]
         visits = self.visits + self.visits.new_tensor(came)
@@ -195,10 +194,7 @@ class BinaryRisk(ScoreRisk):
         return visits
 
     def _loss_of_others(self, loss: Tensor | None, values: Mapping[str, Tensor]) -> Tensor:
-        """The loss of any samples on their own, of a validation set for example.
-
-        In parts, where there are more positives than in training: every value is a block.
-        """
+        """The loss of other samples, in parts if there are more positives than in training."""
         parts = [] if loss is None else [loss]
         for name, each in values.items():
             for part in each.split(self.terms[name].tracker.num_inner):
@@ -223,10 +219,9 @@ class BinaryRisk(ScoreRisk):
             return np.arange(len(y)), y
         ids = self._read_index(index, len(known))
         if len(ids) != len(y):
-            what = "`index`" if index is not None else "the training set (no `index` is given)"
             raise ValueError(
-                f"`{name}`: `labels` hold {len(y)} samples but {what} {len(ids)}; give the number "
-                "of each sample in the training set."
+                f"`{name}`: `labels` hold {len(y)} samples, but `index` {len(ids)} (all of the "
+                "training set, if no `index` is given)."
             )
         there = known[ids]
         if self.training and not ((there == y) | (np.isnan(there) & np.isnan(y))).all():
@@ -264,23 +259,22 @@ def class_moments(positives: Tensor, negatives: Tensor) -> Tensor:
 class AUC(BinaryRisk):
     r"""Maximise the area under the ROC curve.
 
-    With scores h, positives i and negatives j,
+    With scores h, and means and variances over positives and negatives,
 
     .. math::
-        \text{"margin": } \min_w\; \operatorname{Var}_+ h + \operatorname{Var}_- h
-            + [\,m + \mathbb E_- h - \mathbb E_+ h\,]_+^2, \qquad
-        \text{"pairwise": } \min_w\; \operatorname*{mean}_{i,j}\, \ell(h_j - h_i)
+        \min_w\; \operatorname{Var}_+ h + \operatorname{Var}_- h
+            + [\,m + \mathbb E_- h - \mathbb E_+ h\,]_+^2.
 
     One block; g is the vector of the class means of h and h^2, which is tracked, and f is
-    `fcco.outer.ClassSeparation`: a plain minimum, where AUCM solves a min-max problem. The
-    pairwise form is a plain mean and needs no tracking.
+    `fcco.outer.ClassSeparation`: a plain minimum, where AUCM solves a min-max problem. The mean of
+    a surrogate over all pairs is `PartialAUC(max_fpr=1)`.
 
     Args:
         labels: see `BinaryRisk`.
-        loss: see above.
-        margin: m, also of the surrogate.
+        margin: m.
         gamma: weight of the new class means; `"auto"` weighs noise against lag.
-        options: further ones of `BinaryRisk`; `surrogate` is l of the pairwise form.
+        names: see `BinaryRisk`.
+        process_group: see `Compositional`.
 
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
@@ -294,26 +288,20 @@ class AUC(BinaryRisk):
         optimizer: torch.optim.Optimizer,
         labels: Any,
         *,
-        loss: Literal["margin", "pairwise"] = "margin",
         margin: float = 1.0,
         gamma: float | Literal["auto"] = "auto",
-        **options: Any,
+        names: Sequence[str] | None = None,
+        process_group: Any = "auto",
     ) -> None:
-        _checks.one_of("AUC", "loss", loss, ("margin", "pairwise"))
-        self.loss, self.gamma = loss, gamma
-        super().__init__(model, optimizer, labels, margin=margin, **options)
+        self.gamma, own = gamma, {"names": names, "process_group": process_group}
+        super().__init__(model, optimizer, labels, margin=margin, **own)
 
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
-        if self.loss == "pairwise":  # f is linear: there is nothing to gain from tracking
-            return RiskTerm(Linear(), average(model, 1, gamma=1.0))
         tracker = average(model, 1, 4, gamma=self.gamma)
         return RiskTerm(ClassSeparation(self.pair_loss.margin), tracker)
 
     def values(self, label: Label, scores: Tensor, positives: int) -> Values:
-        sides = scores[:positives], scores[positives:]
-        if self.loss == "pairwise":
-            return pair_means(self.pair_loss, *sides).mean().view(1), ()
-        return class_moments(*sides).view(1, 4), ()
+        return class_moments(scores[:positives], scores[positives:]).view(1, 4), ()
 
 
 class AveragePrecision(BinaryRisk):
@@ -329,15 +317,14 @@ class AveragePrecision(BinaryRisk):
 
     A block is a positive; g_i = (r_i^+, r_i), which is tracked; f(u) = -u_1/u_2. From a batch the
     sums are estimated as class sizes times means over the class, without bias for any number
-    of positives above one. The value of the loss is minus the estimated (surrogate) AP. With
-    few positives, the sum over negatives is scaled down, see `prevalence`.
+    of positives above one. The value of the loss is minus the estimated (surrogate) AP.
 
     **Train with cross-entropy first** (`fcco.xrisk.warm_start`). The gradient of AP comes from the
     top of the list: from random weights it learns slowly or not at all, after cross-entropy it
     moves what matters.
 
     Args:
-        labels: see `BinaryRisk`; several labels are mAP.
+        labels: see `BinaryRisk`; several are mAP.
         activation: see `BinaryRisk`; None compares logits.
         prevalence: the share of positives at which precision is taken, unless that of the training
             set is larger; 0 for the latter. Of very many negatives those far below a positive add
@@ -393,8 +380,8 @@ class MultiInstanceAUC(ScoreRisk):
             + [\,m + \mathbb E_- H - \mathbb E_+ H\,]_+^2
 
     Three levels (`fcco.terms.NestedTerm`): a block is a bag, g_b = mean exp(h / tau) is tracked in
-    log space from the instances of the bag that a batch holds; the class means of H and H^2 are
-    tracked too; f is `fcco.outer.ClassSeparation`. Bags may be larger than a batch.
+    log space from the instances of it that a batch holds; the class means of H and H^2 are tracked
+    too; f is `fcco.outer.ClassSeparation`.
 
     Args:
         labels: 0 or 1 for each bag of the training set.

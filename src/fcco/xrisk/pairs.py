@@ -19,11 +19,8 @@ from .. import _checks
 
 __all__ = ["SURROGATES", "Members", "PairLoss", "difference", "pair_means"]
 
-_KEPT = 1 << 20
-"""Pairs whose slopes are kept for the backward pass; more than these are computed twice."""
-
-_CHUNK = 1 << 18
-"""Pairs that are computed at a time when there are more than these."""
+_KEPT = 1 << 20  # pairs whose slopes are kept for the backward pass; more are computed twice
+_CHUNK = 1 << 18  # and so many at a time then
 
 ValueAndSlope = tuple[Tensor, Tensor]
 """Two different tensors, which the caller may overwrite."""
@@ -113,16 +110,14 @@ def pair_means(
         s_i + \sum_j w_{ij}\,\bigl(\ell(h_j - h_i) - s_i\bigr) \qquad\text{or}\qquad
         \log\sum_j w_{ij}\, e^{\ell(h_j - h_i)}
 
-    Memory is that of at most a million pairs, and a step costs one or two passes over the pairs.
-
     Args:
         loss: l, a `PairLoss` or `difference`.
         anchors: scores h_i, (P,).
         others: scores h_j, (M,).
         weight: w of each of the others, (M,), or the pairs to take the mean over; None for all.
-        level: s_i, (P,), without gradient; 0 unless given, and only with the weights of the others.
-        split: means over the others before and from this one on, (P, 2), without weights only.
-        log_exp: the second form, with weights only.
+        level: s_i, (P,), without gradient, for weights of the others; 0 unless given.
+        split: means over the others before and from this one on, (P, 2), without weights.
+        log_exp: the second form, with weights.
     """
     cuts = () if split is None else (split,)
     means: Any = _PairMeans.apply(anchors, others, loss, weight, level, cuts, log_exp)

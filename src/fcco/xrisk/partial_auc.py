@@ -21,8 +21,7 @@ __all__ = ["PartialAUC", "TwoWayPartialAUC"]
 
 
 CUTOFF_RATE = 0.2
-"""Weight of a batch in the cut-off. Its error counts only in second order: the risk has its minimum
-over s there."""
+"""Weight of a batch in the cut-off, whose error counts in second order: s is the minimiser."""
 
 
 def upper_quantile(values: Tensor, share: float, exact: bool) -> Tensor:
@@ -72,7 +71,7 @@ class PartialAUC(BinaryRisk):
 
     Args:
         labels: see `BinaryRisk`.
-        max_fpr: the largest false positive rate that counts; 1 is AUC.
+        max_fpr: the largest false positive rate that counts; 1 is AUC, the mean over all pairs.
         options: further ones of `BinaryRisk`.
 
     References:

@@ -150,7 +150,7 @@ class RankingRisk(ScoreRisk):
         Args:
             scores: of all items, (B,).
             members: which pairs of a relevant item and another are of one list.
-            others: how many other items the list of each has in the training set, (P,).
+            others: number of other items in the list of each in the training set, (P,).
             block: number of each among the relevant items, (P,).
         """
 
