@@ -616,8 +616,8 @@ X, T = features(4)
     ("call", "error"),
     [
         (lambda: log_means(X[:1], T[:1], 0.1), r"`log_means\(images.*at least two pairs.*has: 1"),
-        (lambda: log_means(X, T[:3], 0.1), r"same width.*\(4, 5\) and \(3, 5\)"),
-        (lambda: log_means(X, T.long(), 0.1), r"`log_means\(texts=...\)` must be features"),
+        (lambda: log_means(X, T[:3], 0.1), r"same shape.*\(4, 5\).*\(3, 5\)"),
+        (lambda: log_means(X, T.long(), 0.1), r"must be features.*int64"),
         (lambda: log_means(X, T, torch.ones(2)), r"`log_means\(temperature=...\)` must be a num"),
         (lambda: log_means(X, T, 0.1, chunk=0), r"`log_means\(chunk=...\)` must be at least 1"),
         (lambda: log_means(X, T, 0.1, label=torch.zeros(4)), r"`log_means\(label=...\)`.*integers"),

@@ -158,19 +158,14 @@ def _read_batch(
     group: Group | None,
 ) -> _Batch:
     """Check the arguments of `log_means` and exchange sizes and labels with the other ranks."""
-    for name, value in (("images", images), ("texts", texts)):
-        if value.dim() != 2 or not value.is_floating_point():
-            raise ValueError(
-                f"`log_means({name}=...)` must be features of shape (pairs, width) but has shape "
-                f"{tuple(value.shape)} and dtype {value.dtype}."
-            )
-    if images.shape != texts.shape or images.device != texts.device:
-        raise ValueError(
-            "`log_means(images=..., texts=...)` must hold one row per pair, of the same width and "
-            f"on the same device, but have shapes {tuple(images.shape)} and {tuple(texts.shape)} "
-            f"on {images.device} and {texts.device}."
-        )
     pairs, device = len(images), images.device
+    floating = images.is_floating_point() and texts.is_floating_point()
+    if images.dim() != 2 or images.shape != texts.shape or texts.device != device or not floating:
+        kinds = (f"{tuple(x.shape)}, {x.dtype}, on {x.device}" for x in (images, texts))
+        raise ValueError(
+            "`log_means(images=..., texts=...)` must be features of the same shape (pairs, width) "
+            f"and on the same device but are: {'; '.join(kinds)}."
+        )
     for name, value, kind in (("label", label, "integers"), ("anchor", anchor, "booleans")):
         if value is None:
             continue

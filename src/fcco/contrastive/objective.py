@@ -33,10 +33,7 @@ class _Slopes(NamedTuple):
 
     @classmethod
     def of(cls, entries: Tensor) -> _Slopes:
-        """Those that `inner` left in the graph of its entries; of no pair, if there are none.
-
-        Entries that were converted, or selected from, are found as well.
-        """
+        """Those that `inner` left in the graph of its entries, converted or selected from since."""
         node: Any = entries.grad_fn
         while node is not None and cls not in node.metadata:
             node = node.next_functions[0][0] if node.next_functions else None
@@ -62,16 +59,8 @@ class ContrastiveTerm(AbstractTerm):
     the default offset e = 1/(n-1) counts the pair itself, as the paper's loss does.
 
     With `temperature="individual"` each side of each pair has a tau of its own, kept in a table and
-    minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2),
-
-    .. math::
-        \frac{\partial}{\partial\tau_i}\,\tau_i\bigl[\log(g_i + e) + \text{radius}\bigr]
-        = \log(u_i + e) + \text{radius}
-        - \frac1{u_i + e}\operatorname*{mean}_j e^{d_{ij}/\tau_i}\,\frac{d_{ij}}{\tau_i},
-        \qquad d_{ij} = s_{ij} - s_{ii},
-
-    with the mean over the batch: pairs with many similar negatives get a large tau, rare ones a
-    small one.
+    minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2): pairs with many
+    similar negatives get a large tau, rare ones a small one.
 
     Micro-batches between two optimizer steps are separate batches: negatives come only from the
     same micro-batch, and the means of a pair that is in several are averaged. Pairs that share an
@@ -81,8 +70,8 @@ class ContrastiveTerm(AbstractTerm):
         num_pairs: n, the number of anchors in the data set.
         temperature: tau, a number; or `"individual"`, with a `radius` above 0; or, to learn it, a
             function that returns it with gradient, `lambda: model.log_temperature.exp()`, from
-            parameters of the model alone. It is called after the forward pass; under FSDP2, where
-            parameters are gathered during the pass only, return a tensor that this pass computed.
+            parameters of the model alone. It is called after the forward pass; under FSDP2, return
+            a tensor that this pass computed.
         offset: e; None is 1/(n-1). With labels or anchors, give 1 over the number of negatives
             that a pair has in the data set.
         radius: of the robust form: a learned tau then has a positive optimum instead of falling
@@ -201,7 +190,7 @@ class ContrastiveTerm(AbstractTerm):
             anchor: booleans (B,); only these pairs get a row, but all are negatives. The index
                 that you give the objective then has one entry for each anchor.
         """
-        # Integers go on to `log_means`, whose error names the argument.
+        # Integers go on to `log_means`, which refuses them.
         if self.normalize and images.is_floating_point() and texts.is_floating_point():
             dtype = compute_dtype(images, texts)
             with torch.autocast(images.device.type, enabled=False):
@@ -239,7 +228,13 @@ class ContrastiveTerm(AbstractTerm):
         return loss
 
     def _step_temperatures(self, table: BlockParameters, tracked: Tracked, logs: Tensor) -> None:
-        """A step of tau_i along its gradient; `logs` are log(u_i + e) + radius of `tracked`."""
+        r"""A step of tau_i along its gradient; `logs` are log(u_i + e) + radius of `tracked`.
+
+        .. math::
+            \frac{\partial}{\partial\tau_i}\,\tau_i\bigl[\log(g_i + e) + \text{radius}\bigr]
+            = \log(u_i + e) + \text{radius} + \frac{\tau_i}{u_i + e}
+            \frac{\partial g_i}{\partial\tau_i}
+        """
         pairs, entries, by_tau = _Slopes.of(tracked.entries)
         number = len(tracked.index)
         if number == 0:  # on all ranks

@@ -43,9 +43,8 @@ class BinaryRisk(ScoreRisk):
     sample in the training set; pairs are built inside, on several ranks those of the global batch.
 
     A batch without positives, or without negatives, of a label says nothing about that label. One
-    of several labels that comes in one of k batches has k times the weight there (`visits` counts
-    them): in expectation all labels weigh the same. (A subclass sets its settings before it calls
-    this constructor, which asks for the terms.)
+    of several labels that comes in one of k batches has k times the weight there. (A subclass sets
+    its settings before it calls this constructor, which asks for the terms.)
 
     Args:
         model: your model.
@@ -293,8 +292,10 @@ class AUC(BinaryRisk):
         names: Sequence[str] | None = None,
         process_group: Any = "auto",
     ) -> None:
-        self.gamma, own = gamma, {"names": names, "process_group": process_group}
-        super().__init__(model, optimizer, labels, margin=margin, **own)
+        self.gamma = gamma
+        super().__init__(
+            model, optimizer, labels, margin=margin, names=names, process_group=process_group
+        )
 
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
         tracker = average(model, 1, 4, gamma=self.gamma)
