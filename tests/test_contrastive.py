@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import math
 import pickle
@@ -549,63 +548,11 @@ def test_with_an_ordinary_loss_and_with_other_terms():
     assert joint(inner, index).item() == pytest.approx(alone + hinges.item(), abs=1e-12)
 
 
-@pytest.mark.parametrize("width", [2, 4])
-@pytest.mark.parametrize("case", ["same", "anchors", "other pairs"])
-def test_another_batch_carries_the_gradient(width, case):
-    """The same call written out: `function` gives the values, `gradient` their gradient."""
-    ids, label = torch.tensor([1, 3, 6, 7]), torch.tensor([0, 1, 0, 2])
-    options = {"label": label, "anchor": torch.tensor([1, 1, 0, 1]).bool()}
-    options = options if case == "anchors" else {}
-    other = torch.tensor([7, 6, 3, 1]) if case == "other pairs" else None
-    losses = []
-    for written_out in (False, True):
-        model = Backbones(10)
-        model.image, model.text = nn.Linear(6, width).double(), nn.Linear(6, width).double()
-        with torch.no_grad():
-            for p, draw in zip(model.parameters(), range(9), strict=False):
-                p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(draw)))
-        objective, _ = build(model, temperature=0.3, gamma=0.6)
-
-        def noisy(scale: float, rows: Tensor = ids, model: Backbones = model) -> Any:
-            x, t = model.x[rows], model.t[rows]
-            return model.image(x + scale * x.sin()), model.text(t - scale * t.cos())
-
-        functions = [
-            functools.partial(noisy, 0.2),
-            functools.partial(noisy, 0.5, ids if other is None else other),
-        ]
-        if written_out:
-            functions = [
-                lambda f=f, term=objective.term: term.inner(*f(), **options) for f in functions
-            ]
-            kept = ids[options["anchor"]] if options else ids
-            loss = fcco.Compositional.forward(
-                objective, functions[0], kept, gradient=functions[1], gradient_index=other
-            )
-        else:
-            first, second = functions
-            loss = objective(first, ids, gradient=second, gradient_index=other, **options)
-        losses.append((loss.detach(), *gradients(model, loss)))
-    for one, two in zip(*losses, strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=0)
-    assert sum(part.norm() for part in losses[0][1:]) > 0
-
-
-def test_labels_of_another_batch_are_refused():
+def test_features_in_place_of_a_function_are_refused():
     model, ids = Backbones(10), torch.arange(4)
     objective, _ = build(model)
-    with pytest.raises(ValueError, match=r"gradient_index.*label"):
-        objective(lambda: model(ids), ids, label=ids, gradient=lambda: model(ids + 1),
-                  gradient_index=ids + 1)  # fmt: skip
-
-
-@pytest.mark.parametrize("argument", ["function", "gradient"])
-def test_features_in_place_of_a_function_are_refused(argument):
-    model, ids = Backbones(10), torch.arange(4)
-    objective, _ = build(model)
-    more = {} if argument == "function" else {"gradient": model(ids)}
     with pytest.raises(TypeError, match=r"`GlobalContrastive`.*function.*tuple"):
-        objective(model(ids) if argument == "function" else lambda: model(ids), ids, **more)
+        objective(model(ids), ids)
 
 
 def test_the_default_has_one_forward_pass():
@@ -648,26 +595,6 @@ def test_features_are_pooled_as_inner_values():
     np.testing.assert_allclose(batch.fresh, model.means(ids), rtol=1e-12)
 
 
-def test_a_warm_up_takes_labels_and_anchors():
-    """Without the labels, pairs with the same one would count as negatives of each other."""
-    model, ids = Backbones(6), torch.arange(6)
-    label, anchor = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([1, 1, 0, 1, 0, 1]).bool()
-    options = {"label": label, "anchor": anchor}
-    objective, _ = build(model)
-    objective.warm_up([(lambda: model(ids), ids, options)])
-    called, _ = build(model, gamma=1.0, correction=0.0)
-    called(lambda: model(ids), ids, **options)
-    called.close()
-    tables = [each.term.tracker.value[anchor] for each in (objective, called)]
-    torch.testing.assert_close(*tables, rtol=0, atol=1e-12)
-    assert torch.equal(objective.term.tracker.seen, anchor)
-    plain, _ = build(model)
-    plain.warm_up([(lambda: model(ids), ids)])
-    assert not torch.allclose(plain.term.tracker.value[anchor], tables[0])
-    with pytest.raises(ValueError, match="takes label and anchor with a batch but got: mask"):
-        objective.warm_up([(lambda: model(ids), ids, {"mask": anchor})])
-
-
 # --- errors ---------------------------------------------------------------------------------------
 
 
@@ -689,8 +616,8 @@ X, T = features(4)
     ("call", "error"),
     [
         (lambda: log_means(X[:1], T[:1], 0.1), r"`log_means\(images.*at least two pairs.*has: 1"),
-        (lambda: log_means(X, T[:3], 0.1), r"same width.*\(4, 5\) and \(3, 5\)"),
-        (lambda: log_means(X, T.long(), 0.1), r"`log_means\(texts=...\)` must be features"),
+        (lambda: log_means(X, T[:3], 0.1), r"same shape.*\(4, 5\).*\(3, 5\)"),
+        (lambda: log_means(X, T.long(), 0.1), r"must be features.*int64"),
         (lambda: log_means(X, T, torch.ones(2)), r"`log_means\(temperature=...\)` must be a num"),
         (lambda: log_means(X, T, 0.1, chunk=0), r"`log_means\(chunk=...\)` must be at least 1"),
         (lambda: log_means(X, T, 0.1, label=torch.zeros(4)), r"`log_means\(label=...\)`.*integers"),
@@ -710,7 +637,7 @@ X, T = features(4)
         ),
         (
             lambda: fcco.contrastive.ContrastiveTerm(5, offset=-1.0),
-            r"`ContrastiveTerm\(offset=...\)` must lie",
+            r"`LogMeanExp\(offset=...\)` must be at least 0",
         ),
         (
             lambda: fcco.contrastive.ContrastiveTerm(5, radius=1.0, scaled=False),
@@ -728,7 +655,7 @@ X, T = features(4)
             lambda: fcco.contrastive.ContrastiveTerm(9, temperature="individual", radius=1.0).inner(
                 X, T
             ),
-            r"`ContrastiveTerm.inner\(index=...\)` must hold the numbers of 4 pairs.*all 9 pairs",
+            r"`log_means\(temperature=...\)` must be.*\(4, 2\).*has shape \(9, 2\).*`index`",
         ),
         (lambda: build(Backbones(6))[0](lambda: X, torch.tensor([0])), "must return .image feat"),
     ],

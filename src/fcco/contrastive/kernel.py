@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
 
-__all__ = ["compute_dtype", "log_means", "log_means_and_slopes"]
+__all__ = ["compute_dtype", "log_means"]
 
 # Numbers in a temporary without `chunk`: 64 MiB in float32, enough to keep a GPU busy.
 _BLOCK = 2**24
@@ -55,8 +55,7 @@ def log_means(
 
     The sums run over the N_i negatives j of pair i: all other pairs of the batch (of all ranks)
     except those with the same label. Products and sums are at least in float32, also inside
-    autocast, and do not overflow. One B x B matrix of scores is kept for the backward pass, none
-    with `chunk`. Differentiable once, with respect to the features and the temperature.
+    autocast, and do not overflow. Differentiable once, with respect to features and temperature.
 
     On several ranks, each gets the rows of its own pairs, computed with the features of all ranks.
     The gradient on a rank is that of the sum over *all* ranks' rows with respect to its own
@@ -76,68 +75,46 @@ def log_means(
         process_group: see `Compositional`.
 
     Returns:
-        Shape (A, 2): image side, text side, for the A anchors.
-
-    Example:
-        >>> import torch
-        >>> from fcco.contrastive import log_means
-        >>> images, texts = torch.eye(2), torch.tensor([[1.0, 0.0], [0.5, 1.0]])
-        >>> log_means(images, texts, temperature=0.5)  # (s_ij - s_ii) / tau, one negative each
-        tensor([[-1., -2.],
-                [-2., -1.]])
+        Shape (A, 2): image side, text side, for the A anchors. With a temperature for each value
+        `grad_fn.by_tau` holds the derivative of each by its own.
     """
-    return log_means_and_slopes(
-        images, texts, temperature, False, label, anchor, chunk, process_group
-    )[0]
-
-
-def log_means_and_slopes(
-    images: Tensor,
-    texts: Tensor,
-    temperature: float | Tensor,
-    slopes: bool,
-    label: Tensor | None,
-    anchor: Tensor | None,
-    chunk: int | None,
-    process_group: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """`log_means`, and if wanted the derivative of each value by its own temperature."""
-    if not isinstance(temperature, Tensor):
-        _checks.positive("log_means", "temperature", temperature)
     if chunk is not None:
         _checks.integer("log_means", "chunk", chunk, 1)
     dtype = compute_dtype(images, texts)
-    batch = _global_batch(images, texts, label, anchor, find_group(process_group))
+    batch = _read_batch(images, texts, label, anchor, chunk, find_group(process_group))
     if isinstance(temperature, Tensor):
-        rows = len(images) if batch.anchor is None else len(batch.anchor)
-        if temperature.numel() != 1 and temperature.shape != (rows, 2):
-            raise ValueError(
-                "`log_means(temperature=...)` must be a number, a tensor of one element, or of "
-                f"shape {(rows, 2)}, one for each value, but has shape {tuple(temperature.shape)}."
-            )
         tau = temperature.to(images.device, dtype)
-        tau = tau.reshape(()) if tau.numel() == 1 else tau.T
-        # Below 0 the loss would change its sign. An `if` would make the CPU wait for the GPU; NaN
-        # does not, and the tracker refuses it.
-        tau = torch.where(tau > 0, tau, torch.nan)
-        if tau.dim() and batch.anchor is not None:  # that of a pair without a row does not matter
-            tau = tau.new_ones((2, len(images))).index_copy(1, batch.anchor, tau)
     else:
+        _checks.positive("log_means", "temperature", temperature)
         tau = images.new_full((), temperature, dtype=dtype)
-    result: Any = _LogMeans.apply(images.to(dtype), texts.to(dtype), tau, batch, chunk, slopes)
+    # Below 0 the loss would change its sign. An `if` would make the CPU wait for the GPU; NaN does
+    # not, and the tracker refuses it.
+    tau = torch.where(tau > 0, tau, torch.nan)
+    rows = len(images) if batch.anchor is None else len(batch.anchor)
+    shared = tau.numel() == 1
+    if shared:
+        tau = tau.reshape(1, 1).expand(2, len(images))
+    elif tau.shape != (rows, 2):
+        raise ValueError(
+            "`log_means(temperature=...)` must be a number, a tensor of one element, or of shape "
+            f"{(rows, 2)}, one for each value, but has shape {tuple(tau.shape)}. (Individual ones "
+            "of a `ContrastiveTerm` are found by the `index` of these pairs.)"
+        )
+    elif batch.anchor is None:
+        tau = tau.T
+    else:  # that of a pair without a row does not matter
+        tau = tau.new_ones((2, len(images))).index_copy(1, batch.anchor, tau.T)
+    result: Any = _LogMeans.apply(images.to(dtype), texts.to(dtype), tau, batch, shared)
     return result
 
 
-def compute_dtype(*tensors: Tensor) -> torch.dtype:
+def compute_dtype(images: Tensor, texts: Tensor) -> torch.dtype:
     """The dtype to compute in: that of the inputs, but at least float32."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
+    return torch.promote_types(torch.promote_types(images.dtype, texts.dtype), torch.float32)
 
 
 @dataclass(frozen=True)
-class _GlobalBatch:
+class _Batch:
     """Which pairs of all ranks are negatives of which, and which of them belong to this rank."""
 
     local: slice  # positions of this rank's pairs among those of all ranks
@@ -145,6 +122,7 @@ class _GlobalBatch:
     negatives: Tensor | int  # number of negatives of each local pair, (b,), or one for all
     label: Tensor | None  # label of every pair, (total,), or None if all differ
     anchor: Tensor | None  # positions of the anchors among the local pairs, None for all
+    chunk: int | None
     group: Group | None
     sizes: list[int] | None  # number of pairs of each rank
 
@@ -171,34 +149,33 @@ class _GlobalBatch:
         return block
 
 
-def _global_batch(
-    images: Tensor, texts: Tensor, label: Tensor | None, anchor: Tensor | None, group: Group | None
-) -> _GlobalBatch:
+def _read_batch(
+    images: Tensor,
+    texts: Tensor,
+    label: Tensor | None,
+    anchor: Tensor | None,
+    chunk: int | None,
+    group: Group | None,
+) -> _Batch:
     """Check the arguments of `log_means` and exchange sizes and labels with the other ranks."""
-    for name, value in (("images", images), ("texts", texts)):
-        if value.dim() != 2 or not value.is_floating_point():
-            raise ValueError(
-                f"`log_means({name}=...)` must be features of shape (pairs, width) but has shape "
-                f"{tuple(value.shape)} and dtype {value.dtype}."
-            )
-    if images.shape != texts.shape or images.device != texts.device:
-        raise ValueError(
-            "`log_means(images=..., texts=...)` must hold one row per pair, of the same width and "
-            f"on the same device, but have shapes {tuple(images.shape)} and {tuple(texts.shape)} "
-            f"on {images.device} and {texts.device}."
-        )
     pairs, device = len(images), images.device
+    floating = images.is_floating_point() and texts.is_floating_point()
+    if images.dim() != 2 or images.shape != texts.shape or texts.device != device or not floating:
+        kinds = (f"{tuple(x.shape)}, {x.dtype}, on {x.device}" for x in (images, texts))
+        raise ValueError(
+            "`log_means(images=..., texts=...)` must be features of the same shape (pairs, width) "
+            f"and on the same device but are: {'; '.join(kinds)}."
+        )
     for name, value, kind in (("label", label, "integers"), ("anchor", anchor, "booleans")):
         if value is None:
             continue
-        boolean, number = value.dtype == torch.bool, value.is_floating_point() or value.is_complex()
-        if value.shape != (pairs,) or number or boolean != (name == "anchor"):
+        found = "booleans" if value.dtype == torch.bool else "integers"
+        if value.shape != (pairs,) or value.is_floating_point() or found != kind:
             raise ValueError(
                 f"`log_means({name}=...)` must be {pairs} {kind}, one per pair, but has shape "
                 f"{tuple(value.shape)} and dtype {value.dtype}."
             )
     label = None if label is None else label.to(device, torch.int64)
-    anchor = None if anchor is None else anchor.to(device)
     sizes = None if group is None else row_counts(images, group)
     total = pairs if sizes is None else sum(sizes)
     start = 0 if group is None or sizes is None else sum(sizes[: group.rank])
@@ -226,8 +203,8 @@ def _global_batch(
                 "least two labels."
             )
         negatives = different[local]
-    positions = None if anchor is None else anchor.nonzero().squeeze(1)
-    return _GlobalBatch(local, total, negatives, label, positions, group, sizes)
+    positions = None if anchor is None else anchor.to(device).nonzero().squeeze(1)
+    return _Batch(local, total, negatives, label, positions, chunk, group, sizes)
 
 
 class _Side(NamedTuple):
@@ -235,23 +212,19 @@ class _Side(NamedTuple):
 
     queries: Tensor  # features of this rank, (b, d)
     keys: Tensor  # features of the other kind of all ranks, (total, d)
-    tau: Tensor  # the temperature, or that of each query, (b, 1)
-    batch: _GlobalBatch
-    chunk: int | None
+    tau: Tensor  # the temperature of each query, (b, 1)
+    batch: _Batch
     scores: Tensor | None  # queries @ keys.T if it is kept, (b, total)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Scores over tau, some rows at a time, each block a new tensor."""
-        step = self.chunk or max(_BLOCK // self.batch.total, 1)
+        step = self.batch.chunk or max(_BLOCK // self.batch.total, 1)
         for first in range(0, len(self.queries), step):
             rows = slice(first, min(first + step, len(self.queries)))
             if self.scores is None:
-                yield rows, (self.queries[rows] @ self.keys.T).div_(self._tau(rows))
+                yield rows, (self.queries[rows] @ self.keys.T).div_(self.tau[rows])
             else:
-                yield rows, self.scores[rows] / self._tau(rows)
-
-    def _tau(self, rows: slice) -> Tensor:
-        return self.tau[rows] if self.tau.dim() else self.tau
+                yield rows, self.scores[rows] / self.tau[rows]
 
     def log_sums(self, means: Tensor | None) -> Tensor:
         """The log-sum-exp of s_ij / tau over the negatives j of each local pair i.
@@ -269,31 +242,37 @@ class _Side(NamedTuple):
                 means[rows] = softmax.mul_(block).sum(1)
         return sums
 
-    def gradient(
-        self,
-        weight: Tensor,
-        log_sum: Tensor,
-        key_weight: Tensor,
-        key_log_sum: Tensor,
-        key_tau: Tensor | None,
-    ) -> Tensor:
+    def gradient(self, own: Tensor, others: list[Tensor]) -> Tensor:
         """The gradient with respect to `queries`, without the part of s_ii.
 
         Args:
-            weight: a_i of the local pairs, shape (b,).
-            log_sum: l_i of the local pairs.
-            key_weight: b_j of the other side, for the pairs of all ranks, shape (total,).
-            key_log_sum: l'_j of these.
-            key_tau: tau'_j of these; None if there is one temperature for all.
+            own: a_i and l_i of the local pairs, (2, b).
+            others: b_j and l'_j of the other side, for the pairs of all ranks, each (total,); and
+                tau'_j, unless there is one temperature for all.
         """
         result = torch.empty_like(self.queries)
         for rows, block in self.blocks():
-            slopes = torch.exp(block - log_sum[rows].unsqueeze(1)).mul_(weight[rows].unsqueeze(1))
-            if key_tau is not None:
-                block.mul_(self._tau(rows)).div_(key_tau)
-            slopes.add_(block.sub_(key_log_sum).exp_().mul_(key_weight))
+            weight, log_sum = own[:, rows].unsqueeze(2)
+            slopes = torch.exp(block - log_sum).mul_(weight)
+            if len(others) > 2:
+                block.mul_(self.tau[rows]).div_(others[2])
+            slopes.add_(block.sub_(others[1]).exp_().mul_(others[0]))
             result[rows] = self.batch.fill_others_(slopes, rows.start, 0.0) @ self.keys
         return result
+
+
+def _sides(
+    images: Tensor, texts: Tensor, tau: Tensor, batch: _Batch, scores: list[Tensor]
+) -> tuple[_Side, _Side]:
+    """Image side and text side, from the features of all ranks and the scores that were kept."""
+    first, second = (scores[0], scores[-1]) if scores else (None, None)
+    if len(scores) == 1:  # on one process
+        second = scores[0].T
+    one, two = tau.unsqueeze(2)
+    return (
+        _Side(images[batch.local], texts, one, batch, first),
+        _Side(texts[batch.local], images, two, batch, second),
+    )
 
 
 class _LogMeans(torch.autograd.Function):
@@ -301,82 +280,53 @@ class _LogMeans(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        images: Tensor,
-        texts: Tensor,
-        tau: Tensor,
-        batch: _GlobalBatch,
-        chunk: int | None,
-        slopes: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+        ctx: Any, images: Tensor, texts: Tensor, tau: Tensor, batch: _Batch, shared: bool
+    ) -> Tensor:
         local = batch.local
         with torch.autocast(images.device.type, enabled=False):
             images, texts = batch.gather(images, texts)
             scores = []
-            if chunk is None:
+            if batch.chunk is None:
                 scores.append(images[local] @ texts.T)
                 if batch.group is not None:  # on one process it is the transpose of the first
                     scores.append(texts[local] @ images.T)
-            log_sums = images.new_empty((2, local.stop - local.start))
-            wanted = slopes or ctx.needs_input_grad[2]
-            means = torch.empty_like(log_sums) if wanted else None
-            for k, side in enumerate(_sides(images, texts, tau, batch, chunk, scores)):
+            log_sums = torch.empty_like(tau)
+            means = None if shared and not ctx.needs_input_grad[2] else torch.empty_like(log_sums)
+            for k, side in enumerate(_sides(images, texts, tau, batch, scores)):
                 log_sums[k] = side.log_sums(None if means is None else means[k])
             matching = (images[local] * texts[local]).sum(1) / tau  # s_ii / tau
             result = (log_sums - matching - batch.log_negatives(log_sums.dtype)).T
+        ctx.by_tau = None
         if means is not None:
             means -= matching
-        ctx.batch, ctx.chunk = batch, chunk
+            ctx.by_tau = (means / -tau).T
+        ctx.batch, ctx.shared = batch, shared
         ctx.save_for_backward(images, texts, tau, log_sums, means, *scores)
-        by_tau = (means / -tau).T if means is not None and slopes else None
-        if by_tau is not None:
-            by_tau = by_tau.contiguous() if batch.anchor is None else by_tau[batch.anchor]
-            ctx.mark_non_differentiable(by_tau)
-        return result.contiguous() if batch.anchor is None else result[batch.anchor], by_tau
+        if batch.anchor is not None:
+            ctx.by_tau = None if ctx.by_tau is None else ctx.by_tau[batch.anchor]
+            return result[batch.anchor]
+        return result.contiguous()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         images, texts, tau, log_sums, means, *scores = ctx.saved_tensors
-        batch: _GlobalBatch = ctx.batch
+        batch: _Batch = ctx.batch
         slopes: list[Tensor | None] = [None, None, None]
         with torch.autocast(images.device.type, enabled=False):
             weights = gradients[0].T.to(log_sums.dtype)  # a and b, shape (2, b)
             if batch.anchor is not None:  # pairs without a row have weight 0
                 weights = torch.zeros_like(log_sums).index_copy_(1, batch.anchor, weights)
             weights = weights / tau
-            if means is not None and ctx.needs_input_grad[2]:
+            if ctx.needs_input_grad[2]:
                 # The mean of a pair without negatives is not finite: 0 times it must be 0.
-                by_tau = torch.where(weights == 0, 0, weights * means).neg_()
-                slopes[2] = by_tau if tau.dim() else by_tau.sum()
-            vectors = (weights.T, log_sums.T, tau.T) if tau.dim() else (weights.T, log_sums.T)
+                slopes[2] = torch.where(weights == 0, 0, weights * means).neg_()
+            vectors = (weights.T, log_sums.T) if ctx.shared else (weights.T, log_sums.T, tau.T)
             gathered = batch.gather(*vectors)
-            sides = _sides(images, texts, tau, batch, ctx.chunk, scores)
-            for k, side in enumerate(sides):
+            for k, side in enumerate(_sides(images, texts, tau, batch, scores)):
                 if ctx.needs_input_grad[k]:
-                    other = 1 - k
-                    keys = [vector[:, other] for vector in gathered]
-                    key_tau = keys[2] if tau.dim() else None
-                    slope = side.gradient(weights[k], log_sums[k], keys[0], keys[1], key_tau)
+                    own = torch.stack([weights[k], log_sums[k]])
+                    slope = side.gradient(own, [vector[:, 1 - k] for vector in gathered])
                     matching = weights.sum(0).unsqueeze(1) * side.keys[batch.local]
                     slopes[k] = slope.sub_(matching)
-        return *slopes, None, None, None
-
-
-def _sides(
-    images: Tensor,
-    texts: Tensor,
-    tau: Tensor,
-    batch: _GlobalBatch,
-    chunk: int | None,
-    scores: list[Tensor],
-) -> tuple[_Side, _Side]:
-    """Image side and text side, from the features of all ranks and the scores that were kept."""
-    first, second = (scores[0], scores[-1]) if scores else (None, None)
-    if len(scores) == 1:
-        second = scores[0].T
-    one, two = tau.unsqueeze(2) if tau.dim() else (tau, tau)
-    return (
-        _Side(images[batch.local], texts, one, batch, chunk, first),
-        _Side(texts[batch.local], images, two, batch, chunk, second),
-    )
+        return *slopes, None, None

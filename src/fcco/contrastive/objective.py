@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from ..objective import Compositional
 from ..outer import LogMeanExp
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import Batch, InnerTracker, Tracked, for_model, value_of
-from .kernel import compute_dtype, log_means_and_slopes
+from .kernel import compute_dtype, log_means
 
 __all__ = ["ContrastiveTerm", "GlobalContrastive"]
 
@@ -33,10 +33,7 @@ class _Slopes(NamedTuple):
 
     @classmethod
     def of(cls, entries: Tensor) -> _Slopes:
-        """Those that `inner` left in the graph of its entries; of no pair, if there are none.
-
-        Entries that were converted, or selected from, are found as well.
-        """
+        """Those that `inner` left in the graph of its entries, converted or selected from since."""
         node: Any = entries.grad_fn
         while node is not None and cls not in node.metadata:
             node = node.next_functions[0][0] if node.next_functions else None
@@ -58,24 +55,12 @@ class ContrastiveTerm(AbstractTerm):
     .. math::
         \frac1n\sum_{i=1}^n \tau\bigl[\log(g_{i1} + e) + \log(g_{i2} + e) + 2\,\text{radius}\bigr].
 
-    The mean over the negatives in a batch estimates g_i without bias for any batch size (with pair
-    i itself it would not: i has weight 1/B in a batch but 1/n in the data set); a tracker follows
-    log g_i. The paper's loss is the mean over all j including i: the default offset e = 1/(n-1)
-    gives it, up to the constant 2 tau log((n-1)/n). u is read after its update, as in SogCLR: an
-    entry then has at most 1/gamma times its weight in a full batch. With `read="old"`, as in the
-    paper's Algorithm 1, that factor is g_i/u_i, which is large if g_i grew since.
+    A tracker follows log g_i. The mean over the negatives in a batch estimates g_i without bias;
+    the default offset e = 1/(n-1) counts the pair itself, as the paper's loss does.
 
     With `temperature="individual"` each side of each pair has a tau of its own, kept in a table and
-    minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2),
-
-    .. math::
-        \frac{\partial}{\partial\tau_i}\,\tau_i\bigl[\log(g_i + e) + \text{radius}\bigr]
-        = \log(u_i + e) + \text{radius}
-        - \frac1{u_i + e}\operatorname*{mean}_j e^{d_{ij}/\tau_i}\,\frac{d_{ij}}{\tau_i},
-        \qquad d_{ij} = s_{ij} - s_{ii},
-
-    with the mean over the batch: pairs with many similar negatives get a large tau, rare ones a
-    small one. Values at w_{t-1} are computed with the current tau_i.
+    minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2): pairs with many
+    similar negatives get a large tau, rare ones a small one.
 
     Micro-batches between two optimizer steps are separate batches: negatives come only from the
     same micro-batch, and the means of a pair that is in several are averaged. Pairs that share an
@@ -85,10 +70,8 @@ class ContrastiveTerm(AbstractTerm):
         num_pairs: n, the number of anchors in the data set.
         temperature: tau, a number; or `"individual"`, with a `radius` above 0; or, to learn it, a
             function that returns it with gradient, `lambda: model.log_temperature.exp()`, from
-            parameters of the model alone. It is called after the forward pass; under FSDP2, where
-            parameters are gathered during the pass only, return a tensor that this pass computed.
-        gamma: weight of the new means (gamma_1); 1 uses the current batch alone.
-        correction: gamma_1' of MSVR; 0 is a moving average and needs no second forward pass.
+            parameters of the model alone. It is called after the forward pass; under FSDP2, return
+            a tensor that this pass computed.
         offset: e; None is 1/(n-1). With labels or anchors, give 1 over the number of negatives
             that a pair has in the data set.
         radius: of the robust form: a learned tau then has a positive optimum instead of falling
@@ -99,14 +82,17 @@ class ContrastiveTerm(AbstractTerm):
         normalize: scale the features to unit length first, in float32.
         chunk: see `log_means`.
         process_group: see `Compositional`; give both the same one.
-        options: further options of `InnerTracker` (`read`, `on_nonfinite`, `dtype`, `device`, ...).
+        options: of `InnerTracker`. Unless given, `gamma=0.8` (gamma_1), `correction=0.0`, a moving
+            average without a second forward pass, and `read="new"`, as in SogCLR: an entry has at
+            most 1/gamma times its weight in a full batch. With `"old"`, as in the paper's Algorithm
+            1, that factor is g_i/u_i, which is large if g_i grew since.
 
     Example:
         >>> import torch, fcco
         >>> image, text = torch.nn.Linear(4, 3), torch.nn.Linear(5, 3)
         >>> model = torch.nn.ModuleList([image, text])
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> term = fcco.contrastive.ContrastiveTerm(num_pairs=100, temperature=0.1, gamma=0.8)
+        >>> term = fcco.contrastive.ContrastiveTerm(num_pairs=100, temperature=0.1)
         >>> objective = fcco.Compositional(model, optimizer, term)
         >>> x, t, index = torch.randn(8, 4), torch.randn(8, 5), torch.arange(8)
         >>> objective(lambda: term.inner(image(x), text(t)), index).backward()
@@ -126,8 +112,6 @@ class ContrastiveTerm(AbstractTerm):
         num_pairs: int,
         *,
         temperature: float | Callable[[], Tensor] | Literal["individual"] = 0.05,
-        gamma: float = 0.8,
-        correction: float | Literal["theory", "auto"] = 0.0,
         offset: float | None = None,
         radius: float = 0.0,
         first_temperature: float = 0.05,
@@ -151,19 +135,14 @@ class ContrastiveTerm(AbstractTerm):
                 )
         elif not callable(temperature):
             _checks.positive(call, "temperature", temperature)
-        if offset is not None:
-            _checks.in_interval(call, "offset", offset, 0.0, math.inf, open_high=True)
         _checks.in_interval(call, "radius", radius, 0.0, math.inf, open_high=True)
         if radius and not scaled:
             raise ValueError(
                 f"`{call}(radius=...)` is multiplied by tau; with `scaled=False` it is not, and "
                 "would only add a constant."
             )
-        if chunk is not None:
-            _checks.integer(call, "chunk", chunk, 1)
-        options.setdefault("read", "new")
-        options |= {"gamma": gamma, "correction": correction, "log_space": True}
-        super().__init__(InnerTracker(num_pairs, 2, **options))
+        options = {"gamma": 0.8, "correction": 0.0, "read": "new", **options}
+        super().__init__(InnerTracker(num_pairs, 2, log_space=True, **options))
         self._temperature = temperature
         self.first_temperature, self.temperature_lr = first_temperature, temperature_lr
         self.temperatures: BlockParameters | None = None
@@ -211,43 +190,30 @@ class ContrastiveTerm(AbstractTerm):
             anchor: booleans (B,); only these pairs get a row, but all are negatives. The index
                 that you give the objective then has one entry for each anchor.
         """
-        # Integers go on to `log_means`, whose error names the argument.
+        # Integers go on to `log_means`, which refuses them.
         if self.normalize and images.is_floating_point() and texts.is_floating_point():
             dtype = compute_dtype(images, texts)
             with torch.autocast(images.device.type, enabled=False):
                 images = unit_length(images.to(dtype), dim=-1)
                 texts = unit_length(texts.to(dtype), dim=-1)
-        table = self.temperatures
-        ids = None if table is None else self._pairs(index, images, anchor)
-        entries, slopes = log_means_and_slopes(
-            images, texts, self.temperature(ids), table is not None and self.tracker.updating,
-            label, anchor, self.chunk, self._process_group,
+        ids = None
+        if self.temperatures is not None:  # without an index, `log_means` looks at their number
+            ids = torch.arange(self.tracker.num_inner) if index is None else torch.as_tensor(index)
+            ids = ids.to(self.tracker.value.device)
+        entries = log_means(
+            images, texts, self.temperature(ids),
+            label=label, anchor=anchor, chunk=self.chunk, process_group=self._process_group,
         )  # fmt: skip
-        if slopes is not None and ids is not None and entries.grad_fn is not None:
+        node: Any = entries.grad_fn
+        if ids is not None and node is not None and self.tracker.updating:
             # They go with the entries to `loss`, which knows u.
-            found: Any = entries.grad_fn.metadata
-            found[_Slopes] = _Slopes(ids, entries.detach(), slopes)
+            node.metadata[_Slopes] = _Slopes(ids, entries.detach(), node.by_tau)
         return entries
-
-    def _pairs(self, index: Any, images: Tensor, anchor: Tensor | None) -> Tensor:
-        """The numbers of the pairs that get a row."""
-        number, device = self.tracker.num_inner, self.tracker.value.device
-        rows = len(images) if anchor is None else int(anchor.sum())
-        ids = torch.arange(number) if index is None else torch.as_tensor(index)
-        if ids.shape != (rows,):
-            missing = f"none is given, which means all {number} pairs"
-            raise ValueError(
-                f"`ContrastiveTerm.inner(index=...)` must hold the numbers of {rows} pairs, since "
-                "each has a temperature of its own, but "
-                f"{missing if index is None else f'has shape {tuple(ids.shape)}'}."
-            )
-        return ids.to(device)
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean over the sampled pairs, which estimates the mean over all."""
-        tau = self.temperature(tracked.index)
+        tau, share = self.temperature(tracked.index), 1 / max(len(tracked.ids), 1)
         known = tau.detach().to(tracked.value) if isinstance(tau, Tensor) else tau
-        share = 1 / max(tracked.index.shape[0], 1)
         values, slope = self.outer.value_and_gradient(tracked.value)
         logs, slope = values + self.radius, slope * share
         if not self.scaled:
@@ -262,12 +228,12 @@ class ContrastiveTerm(AbstractTerm):
         return loss
 
     def _step_temperatures(self, table: BlockParameters, tracked: Tracked, logs: Tensor) -> None:
-        """A step of tau_i along its gradient; the entries of a pair are averaged.
+        r"""A step of tau_i along its gradient; `logs` are log(u_i + e) + radius of `tracked`.
 
-        Args:
-            table: the temperatures.
-            tracked: u of the pairs of all ranks, and the entries of this one.
-            logs: log(u_i + e) + radius of these pairs.
+        .. math::
+            \frac{\partial}{\partial\tau_i}\,\tau_i\bigl[\log(g_i + e) + \text{radius}\bigr]
+            = \log(u_i + e) + \text{radius} + \frac{\tau_i}{u_i + e}
+            \frac{\partial g_i}{\partial\tau_i}
         """
         pairs, entries, by_tau = _Slopes.of(tracked.entries)
         number = len(tracked.index)
@@ -300,34 +266,20 @@ class ContrastiveTerm(AbstractTerm):
 
 
 class GlobalContrastive(Compositional):
-    r"""Contrastive learning of two encoders against all pairs of the data set (SogCLR, FastCLIP).
+    """Contrastive learning of two encoders against all pairs of the data set (SogCLR, FastCLIP).
 
-    .. math::
-        \min_w\; \frac1n\sum_{i=1}^n \tau\Bigl[
-        \log\Bigl(\operatorname*{mean}_{j} e^{(s_{ij} - s_{ii})/\tau} + e\Bigr) +
-        \log\Bigl(\operatorname*{mean}_{j} e^{(s_{ji} - s_{ii})/\tau} + e\Bigr)\Bigr]
-
-    Call it with a function that returns the features of a batch of pairs, `(image features, text
-    features)`, or `(loss, (image features, text features))` with an ordinary loss g0. On several
-    ranks the negatives are those of the global batch. `Compositional` takes a `ContrastiveTerm`
-    beside other terms.
+    The objective with a `ContrastiveTerm` alone. Call it with a function that returns the features
+    of a batch of pairs, `(image features, text features)`, or `(loss, (image features, text
+    features))` with an ordinary loss g0. On several ranks the negatives are those of the global
+    batch.
 
     Args:
         model: your model; a learned temperature must depend on its parameters.
         optimizer: your optimizer.
         num_pairs: n, the number of pairs of the data set.
         process_group: see `Compositional`.
-        offload: keep the copy of w_{t-1} in host memory, see `Compositional`.
+        offload: see `Compositional`.
         options: those of `ContrastiveTerm`, such as `temperature`, `gamma`, `radius` and `chunk`.
-
-    Example:
-        >>> import torch, fcco
-        >>> towers = {"image": torch.nn.Linear(4, 3), "text": torch.nn.Linear(5, 3)}
-        >>> model = torch.nn.ModuleDict(towers)
-        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        >>> objective = fcco.GlobalContrastive(model, optimizer, num_pairs=100, temperature=0.1)
-        >>> x, t, index = torch.randn(8, 4), torch.randn(8, 5), torch.arange(8)
-        >>> objective(lambda: (model["image"](x), model["text"](t)), index).backward()
     """
 
     def __init__(
@@ -345,68 +297,48 @@ class GlobalContrastive(Compositional):
         term = ContrastiveTerm(num_pairs, process_group=process_group, **options)
         super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         inner: Callable[[], Any],
         index: Any = None,
         *,
         label: Tensor | None = None,
         anchor: Tensor | None = None,
-        gradient: Callable[[], Any] | None = None,
-        gradient_index: Any = None,
     ) -> Tensor:
         """The loss of one batch of pairs.
 
         Args:
             inner: runs the model; returns `(image features, text features)`.
             index: number of each pair in the data set, from 0 to n - 1; None if the batch is the
-                data set. With `anchor`, of each anchor, or of all pairs (others are ignored).
+                data set.
             label: integers; pairs with the same label are no negatives of each other.
             anchor: booleans; the loss has only these pairs, with all pairs as negatives.
-            gradient: a second function whose features carry the gradient, see `Compositional`;
-                `label` and `anchor` hold for both.
-            gradient_index: its index, when that differs.
         """
-        call, ids = self._entries(inner, index, label, anchor)
-        if gradient is not None:
-            if gradient_index is not None and (label is not None or anchor is not None):
-                raise ValueError(
-                    "`GlobalContrastive`: with a `gradient_index` there can be no `label` or "
-                    "`anchor`, which belong to the pairs of `index`."
-                )
-            apart = index if gradient_index is None else gradient_index
-            gradient, _ = self._entries(gradient, apart, label, anchor)
-        return super().forward(call, ids, gradient=gradient, gradient_index=gradient_index)
+        if anchor is not None and index is not None:
+            index = torch.as_tensor(index)[anchor.to(torch.as_tensor(index).device)]
+        return super().forward(self._entries(inner, index, label, anchor), index)
 
-    def pool(self, batches: Iterable[tuple[Any, ...]]) -> dict[str, Batch]:
+    def pool(self, batches: Iterable[tuple[Any, Any]]) -> dict[str, Batch]:
         """The inner values over many batches, for `warm_up` too; no gradient, no update.
 
-        Every rank must have the same number of batches, since negatives come from all ranks.
+        All pairs of a batch are negatives of each other. Every rank must have the same number of
+        batches, since negatives come from all ranks.
 
         Args:
-            batches: `(function, index)`, or `(function, index, {"label": ..., "anchor": ...})` if
-                the calls have labels or anchors too.
+            batches: a function and an index each, as for a call.
         """
-        return super().pool(self._read(batches))
-
-    def _read(self, batches: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, Any]]:
-        for inner, index, *rest in batches:
-            options = rest[0] if rest else {}
-            if unknown := [name for name in options if name not in ("label", "anchor")]:
-                raise ValueError(
-                    "`GlobalContrastive.warm_up` takes label and anchor with a batch but got: "
-                    f"{', '.join(unknown)}."
-                )
-            yield self._entries(inner, index, options.get("label"), options.get("anchor"))
+        return super().pool((self._entries(inner, index), index) for inner, index in batches)
 
     def _entries(
-        self, inner: Callable[[], Any], index: Any, label: Tensor | None, anchor: Tensor | None
-    ) -> tuple[Callable[[], Any], Any]:
-        """What `Compositional` takes: the function of the inner values, and its index."""
+        self,
+        inner: Any,
+        index: Any,
+        label: Tensor | None = None,
+        anchor: Tensor | None = None,
+    ) -> Any:
+        """The function of the inner values that `Compositional` takes."""
         if not callable(inner):
-            return inner, index  # to be refused there
-        if anchor is not None and isinstance(index, Tensor) and index.shape == anchor.shape:
-            index = index[anchor.to(index.device)]
+            return inner  # to be refused there
 
         def entries() -> Any:
             result = inner()
@@ -420,4 +352,4 @@ class GlobalContrastive(Compositional):
             values = self.term.inner(*features, index, label=label, anchor=anchor)
             return values if loss is None else (loss, values)
 
-        return entries, index
+        return entries

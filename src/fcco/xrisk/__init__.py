@@ -13,23 +13,13 @@
 `warm_start` trains with cross-entropy first, which AP and partial AUC want.
 """
 
-from .base import BinaryRisk
-from .binary import AUC, AveragePrecision, MultiInstanceAUC
-from .pairs import SURROGATES, Surrogate
+from .base import warm_start
+from .binary import AUC, AveragePrecision, BinaryRisk, MultiInstanceAUC
+from .pairs import PairLoss
 from .partial_auc import PartialAUC, TwoWayPartialAUC
 from .ranking import NDCG, ListwiseCrossEntropy
-from .training import warm_start
 
 __all__ = [
-    "AUC",
-    "NDCG",
-    "SURROGATES",
-    "AveragePrecision",
-    "BinaryRisk",
-    "ListwiseCrossEntropy",
-    "MultiInstanceAUC",
-    "PartialAUC",
-    "Surrogate",
-    "TwoWayPartialAUC",
-    "warm_start",
-]
+    "AUC", "NDCG", "AveragePrecision", "BinaryRisk", "ListwiseCrossEntropy", "MultiInstanceAUC",
+    "PairLoss", "PartialAUC", "TwoWayPartialAUC", "warm_start",
+]  # fmt: skip

@@ -1,15 +1,16 @@
-"""The bases of risks: reading a call, the scores of all ranks, pairs of samples, terms."""
+"""What all risks share: reading a call, the scores of all ranks, terms; and the warm start."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
@@ -20,9 +21,8 @@ from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
-from .pairs import LOGIT_MARGIN, GatherScores, Surrogate, find_surrogate
 
-__all__ = ["BinaryRisk", "Label", "RiskTerm", "ScoreRisk", "Values", "as_labels", "check_gamma"]
+__all__ = ["RiskTerm", "ScoreRisk", "Values", "average", "table_for", "warm_start"]
 
 Ints = NDArray[np.int64]
 Ranks = tuple[Group, list[int]]
@@ -32,8 +32,7 @@ New = Sequence[tuple[BlockParameters, Tensor | None, Tensor]]
 Values = tuple[Tensor, New]
 """The inner values of a batch, and what it changes."""
 
-_CALLS, _SCORES = 25, 1000
-"""So many calls and scores, all of them in [0, 1], are those of probabilities."""
+_CALLS, _SCORES = 25, 1000  # so many, all of them in [0, 1], are those of probabilities
 
 
 class ScoreRisk(CheckedState):
@@ -44,8 +43,6 @@ class ScoreRisk(CheckedState):
     """
 
     _gathers: ClassVar[bool] = True
-    _noun: ClassVar[str] = "sample"
-    _batch: ClassVar[str] = "`labels`"
     _empty: ClassVar[str] = ""  # the warning about a batch without pairs, after "A batch of `...`"
     _seen: list[Any] | None = None  # of the scores of the first calls; None: not watched
     _said_empty = False
@@ -85,18 +82,15 @@ class ScoreRisk(CheckedState):
     def _read_index(self, index: Any, number: int) -> Ints:
         """The numbers of the samples of a call among all, checked; None means all in order."""
         # In NumPy: a dozen looks at short vectors take a third of torch's time there.
-        name = type(self).__name__
         ids = np.arange(number) if index is None else torch.as_tensor(index).cpu().numpy()
+        wanted = (
+            f"`{type(self).__name__}`: `index` must be the number of each sample in the training "
+            f"set, integers of shape (B,) in [0, {number - 1}], but"
+        )
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise ValueError(
-                f"`{name}`: `index` must be the number of each {self._noun} in the training set, "
-                f"integers of shape (B,), but has shape {ids.shape} and dtype {ids.dtype}."
-            )
+            raise ValueError(f"{wanted} has shape {ids.shape} and dtype {ids.dtype}.")
         if ids.size and (ids.min() < 0 or ids.max() >= number):
-            raise IndexError(
-                f"`{name}`: `index` must lie in [0, {number - 1}], the {self._noun}s of the "
-                f"training set, but reaches from {ids.min()} to {ids.max()}."
-            )
+            raise IndexError(f"{wanted} reaches from {ids.min()} to {ids.max()}.")
         return ids.astype(np.int64, copy=False)
 
     def _gathered(self, ids: Ints, y: NDArray[Any] | None = None) -> tuple[Ints, Any, Ranks | None]:
@@ -126,7 +120,8 @@ class ScoreRisk(CheckedState):
                 f"`{name}` needs a function that runs the model and returns the scores but got: "
                 f"{type(function).__name__}. Write `risk(lambda: model(x).squeeze(1), ...)`."
             )
-        loss, scores = split(function())
+        result = function()
+        loss, scores = split(result) if isinstance(result, tuple) else (None, result)
         if not isinstance(scores, Tensor):
             raise TypeError(
                 f"The function given to `{name}` must return scores, a tensor, or (loss, scores) "
@@ -139,13 +134,12 @@ class ScoreRisk(CheckedState):
         if scores.shape == (*shape, 1) and len(shape) == 1:
             scores = scores.squeeze(1)
         if scores.shape != shape:
-            each = self._noun if len(shape) == 1 else f"{self._noun} and label"
             raise ValueError(
-                f"The function given to `{name}` must return one score per {each} of "
-                f"{self._batch}, shape {shape}, but they have shape {tuple(scores.shape)}."
+                f"The function given to `{name}` must return a score for each entry of `labels` or "
+                f"`index`, shape {shape}, but they have shape {tuple(scores.shape)}."
             )
         if ranks is not None:
-            scores = GatherScores.apply(scores, *ranks)
+            scores = _GatherScores.apply(scores, *ranks)
         # Of several labels those without a pair, or unknown, are in no value that is looked at.
         if len(shape) > 1 and self.learning:
             self._refuse(bool(scores.isnan().any()))
@@ -198,6 +192,24 @@ class ScoreRisk(CheckedState):
             )
 
 
+class _GatherScores(torch.autograd.Function):
+    """The scores of all ranks, (B,) or (B, T); backward needs no communication."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
+        start = sum(sizes[: group.rank])
+        ctx.local, ctx.ranks = slice(start, start + len(scores)), group.size
+        rows = scores if scores.dim() > 1 else scores.unsqueeze(1)
+        return gather_rows(rows.contiguous(), group, sizes).reshape(-1, *scores.shape[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        # All ranks compute the same loss from the same scores, and each adds the gradient of its
+        # own samples: the sum over ranks is wanted, and data-parallel training takes the mean.
+        return gradients[0][ctx.local] * ctx.ranks, None, None
+
+
 class RiskTerm(AbstractTerm):
     """The term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean over labels."""
 
@@ -208,9 +220,8 @@ class RiskTerm(AbstractTerm):
         self.outer = outer
 
     def loss(self, tracked: Tracked) -> Tensor:
-        values, slope = self.outer.value_and_gradient(tracked.value)
-        share = self.share / max(len(tracked.index), 1)
-        return tracked.as_loss(values.sum() * share, slope * share)
+        u, share = tracked.value, self.share / max(len(tracked.u), 1)
+        return tracked.as_loss(self.outer(u).sum() * share, self.outer.gradient(u) * share)
 
     def value(self) -> Tensor:
         return self.outer(self.table()).mean()
@@ -226,248 +237,44 @@ def table_for(tracker: InnerTracker, number: int) -> BlockParameters:
     return BlockParameters(number, dtype=tracker.value.dtype, device=tracker.value.device)
 
 
-class Label:
-    """One of the labels, from 0, 1 or NaN for each training sample; `call` is for the error text.
+def warm_start(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loader: Iterable[Any], epochs: int = 1
+) -> list[float]:
+    """Train with binary cross-entropy for some epochs; returns the mean loss of each.
 
-    Attributes:
-        positives, negatives: how many samples are 1, and 0.
-        block: number of each sample among the positives, -1 for others, (N,).
-        term: that of the objective.
-    """
-
-    term: Any
-
-    def __init__(self, call: str, name: str, labels: Tensor) -> None:
-        positive = labels == 1
-        self.positives, self.negatives = int(positive.sum()), int((labels == 0).sum())
-        if self.positives == 0 or self.negatives == 0:
-            place = "" if name == ONLY else f" in `{name}`"
-            raise ValueError(
-                f"`{call}(labels=...)` must hold positives (1) and negatives (0) but has "
-                f"{self.positives} and {self.negatives}{place}."
-            )
-        self.name = name
-        self.block = torch.where(positive, positive.cumsum(0) - 1, -1).numpy()
-
-
-class BinaryRisk(ScoreRisk):
-    """Base of risks over pairs of a positive and another sample.
-
-    Call it with a function that returns the scores of a batch, its labels, and the number of each
-    sample in the training set; pairs are built inside, on several ranks those of the global batch.
-
-    A batch without positives, or without negatives, of a label says nothing about that label. One
-    of several labels that comes in one of k batches has k times the weight there (`visits` counts
-    them): in expectation all labels weigh the same. (A subclass sets its settings before it calls
-    this constructor, which asks for the terms.)
+    Use it with ordinary shuffled batches and the learning rate of ordinary training; then build the
+    risk, often with an optimizer of its own and a smaller learning rate.
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
-        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
-            unknown, and the risk is the mean over labels.
-        names: names of the labels.
-        process_group: see `Compositional`.
+        model: returns scores (logits), (B,), (B, 1) or (B, T).
+        optimizer: of the model.
+        loader: yields batches that begin with inputs and labels, `(x, y, ...)`; labels that are
+            NaN are left out.
+        epochs: passes over the loader.
     """
-
-    _empty = (
-        "has no positive or no negative sample, and so no pair to learn from. Positives are rare: "
-        "draw a fixed number of them with `fcco.groups.PositiveBatchSampler`."
-    )
-    visits: Tensor  # of several labels: calls, and those in which each label had pairs
-    activation: Literal["sigmoid"] | None = None
-    per_positive = True
-    """Whether the blocks are the positives; otherwise one block for the whole class."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        labels: Any,
-        *,
-        names: Sequence[str] | None = None,
-        process_group: Any = "auto",
-    ) -> None:
-        call = type(self).__name__
-        table = as_labels(f"`{call}(labels=...)`", labels)
-        self._table, self._several = table.numpy(), table.dim() == 2
-        columns = table.unbind(1) if self._several else (table,)
-        keys = [f"label {t}" for t in range(len(columns))] if self._several else [ONLY]
-        if names is not None:
-            keys = [str(name) for name in names]
-            if not self._several or not len(keys) == len(set(keys)) == len(columns):
-                wanted = f"{len(columns)} different names" if self._several else "left out"
-                raise ValueError(
-                    f"`{call}(names=...)` names the columns of `labels`, of shape "
-                    f"{tuple(table.shape)}, and must be {wanted} but is: {keys}."
-                )
-        self.labels = [Label(call, *each) for each in zip(keys, columns, strict=True)]
-        for label in self.labels:
-            label.term = self.term_of(label, model)
-        terms = {label.name: label.term for label in self.labels}
-        super().__init__(model, optimizer, terms if self._several else terms[ONLY], process_group)
-        if self._several:
-            zeros = torch.zeros(1 + len(keys), dtype=torch.int64)
-            self.register_buffer("visits", zeros.to(self.labels[0].term.tracker.value.device))
-
-    @abc.abstractmethod
-    def term_of(self, label: Label, model: nn.Module) -> Any:
-        """The term of a label."""
-
-    @abc.abstractmethod
-    def values(self, label: Label, scores: Tensor, positives: int) -> Values:
-        """The inner values of a batch, one row for each positive or one in all; and new state.
-
-        The scores are those of the positives, so many, and then of the negatives.
-        """
-
-    def _compare(self, activation: Any, surrogate: Any, margin: float | None) -> Surrogate:
-        """Read how scores are compared: the surrogate of their differences."""
-        call = type(self).__name__
-        if activation is not None:
-            _checks.one_of(call, "activation", activation, ("sigmoid",))
-        self.activation = activation
-        if activation is not None or (margin is None and isinstance(surrogate, str)):
-            self._seen = []  # other margins may be those of probabilities
-        return find_surrogate(call, surrogate, margin, 1.0 if activation else LOGIT_MARGIN)
-
-    def forward(self, function: Callable[[], Any], labels: Any, index: Any = None) -> Tensor:
-        """The loss of one batch.
-
-        Args:
-            function: runs the model and returns the scores, (B,), or (B, T) for T labels; or a pair
-                (loss, scores) with an ordinary loss, a scalar or per-sample losses.
-            labels: 0 or 1 for each sample, of the shape of the scores; NaN where unknown. Best on
-                the CPU, as the loader gives them: they are looked at there.
-            index: number of each sample in the training set, (B,); None if the batch is the
-                training set in order, or in `eval()` mode, where samples may be others.
-        """
-        others = index is None and not self.training
-        ids, y = self._read_batch(labels, index, others)
-        shape = y.shape
-        ids, y, ranks = self._gathered(ids, y)
-        loss, scores = self._scores(function, shape, ranks)
-        pairs = self._pairs(y, ids, others, scores.device)
-        if not pairs:
-            return self._without_pairs(loss, scores)
-        self._look_at(scores)
-        visits = self._weigh(pairs) if self._several else None
-        scores = scores if self.activation is None else scores.sigmoid()
-        values, blocks, new = {}, {}, []
-        for name, (label, column, order, number, block) in pairs.items():
-            own = scores[:, column] if self._several else scores
-            ordered = own.index_select(0, order)  # one gather, and one scatter backward
-            values[name], found = self.values(label, ordered, number)
-            blocks[name] = block if self.per_positive else torch.zeros_like(block[:1])
-            new += found
-        if others:
-            return self._loss_of_others(loss, values)
-        result = self._tracked_loss(loss, values, blocks, new)
-        if visits is not None and self.learning:
-            self.visits.copy_(visits)
-        return result
-
-    def _weigh(self, present: Collection[str]) -> Tensor:
-        """Give the labels of a batch their shares in its loss; returns the new `visits`.
-
-        The share of a label with pairs in m of k calls is k / m over the number of labels: with
-        probability p of that in a call, its expectation is kp E[1 / (1 + Bin(k-1, p))] =
-        1 - (1-p)^k. The mean over the labels of each batch would be a ratio, in which labels that
-        come alone weigh more; it is the value of an evaluation.
-        """
-        came = [True, *(label.name in present for label in self.labels)]
-        visits = self.visits + self.visits.new_tensor(came)
-        counts = visits.to(self.labels[0].term.tracker.value)
-        shares = counts[0] / (counts[1:] * len(self.labels))
-        for label, share in zip(self.labels, shares, strict=True):
-            label.term.share = share if self.learning else 1 / len(present)
-        return visits
-
-    def _loss_of_others(self, loss: Tensor | None, values: Mapping[str, Tensor]) -> Tensor:
-        """The loss of any samples on their own, of a validation set for example.
-
-        In parts, where there are more positives than in training: every value is a block.
-        """
-        parts = [] if loss is None else [loss]
-        for name, each in values.items():
-            for part in each.split(self.terms[name].tracker.num_inner):
-                blocks = torch.arange(len(part))
-                value = self._tracked_loss(None, {name: part}, {name: blocks}, ())
-                parts.append(value * (len(part) / len(each)))
-        return torch.stack(parts).sum()
-
-    def value(self) -> Tensor:
-        """The risk itself at the tracked values, over the positives seen; a mean over labels."""
-        return super().value() / len(self.labels)
-
-    def _read_batch(self, labels: Any, index: Any, others: bool) -> tuple[Ints, Any]:
-        """Numbers and labels of the samples of a call, checked; other samples have no numbers."""
-        name, known = type(self).__name__, self._table
-        y = torch.as_tensor(labels).detach().cpu().numpy()
-        if y.ndim != known.ndim or y.shape[1:] != known.shape[1:]:
+    _checks.integer("warm_start", "epochs", epochs, 1)
+    device = next(model.parameters()).device
+    was_training, means = model.training, []
+    model.train()
+    for epoch in range(epochs):
+        losses = []
+        for x, y, *_ in loader:
+            y = y.to(device)
+            known = ~y.isnan()
+            if not bool(known.any()):
+                continue
+            scores = model(x.to(device)).reshape(y.shape)[known]
+            loss = binary_cross_entropy_with_logits(scores, y[known].to(scores))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        if not losses:
             raise ValueError(
-                f"`{name}`: `labels` of a batch have shape {y.shape} but those of the training set "
-                f"{known.shape}."
+                f"`warm_start(loader=...)` gave no batch in epoch {epoch + 1}: an iterator that is "
+                "used up? Give a DataLoader or a list."
             )
-        if others:
-            return np.arange(len(y)), as_labels(f"`{name}`: `labels`", y).numpy()
-        ids = self._read_index(index, len(known))
-        if len(ids) != len(y):
-            what = "`index`" if index is not None else "the training set, as no `index` is given,"
-            raise ValueError(
-                f"`{name}`: `labels` hold {len(y)} samples but {what} holds {len(ids)}; give the "
-                "number of each sample in the training set."
-            )
-        there = known[ids]
-        if (there == y).all():
-            return ids, there
-        y = as_labels(f"`{name}`: `labels`", y).numpy()  # it has the better words for a -1
-        if self.training and not ((there == y) | (np.isnan(there) & np.isnan(y))).all():
-            raise ValueError(
-                f"`{name}`: labels of the batch differ from those of the training set at the same "
-                "`index`. Is `index` the number of each sample in the whole training set?"
-            )
-        return ids, y
-
-    def _pairs(
-        self, y: NDArray[Any], ids: Ints, others: bool, device: torch.device
-    ) -> dict[str, tuple[Label, int, Tensor, int, Tensor]]:
-        """The pairs of a batch by label; labels without any are left out.
-
-        Of each: its column among the scores; positions of the positives in the batch, then of the
-        negatives; how many are positives; and the number of each positive.
-        """
-        pairs = {}
-        for t, label in enumerate(self.labels):
-            column = y[:, t] if self._several else y
-            positive, negative = np.flatnonzero(column == 1), np.flatnonzero(column == 0)
-            if positive.size and negative.size:
-                order = torch.from_numpy(np.concatenate([positive, negative]))
-                own = np.arange(positive.size) if others else label.block[ids[positive]]
-                order, block = order.to(device, non_blocking=True), torch.from_numpy(own)
-                pairs[label.name] = (label, t, order, positive.size, block)
-        return pairs
-
-
-def check_gamma(call: str, gamma: Any, name: str = "gamma") -> None:
-    """Refuse a weight of new values outside (0, 1], before a tracker speaks of it."""
-    if gamma != "auto":
-        _checks.in_interval(call, name, gamma, 0.0, 1.0, open_low=True)
-
-
-def as_labels(place: str, labels: Any) -> Tensor:
-    """Labels as floats, all of them 0, 1 or NaN."""
-    table = torch.as_tensor(labels).detach().to("cpu", torch.float32)
-    if table.dim() not in (1, 2):
-        raise ValueError(
-            f"{place} must have shape (N,), or (N, T) for T labels, but has {tuple(table.shape)}."
-        )
-    wrong = (table != 0) & (table != 1)  # NaN too
-    if table.dim() == 2:
-        wrong &= ~table.isnan()
-    if bool(wrong.any()):
-        raise ValueError(
-            f"{place} must be 0 (negative) or 1 (positive)"
-            f"{', or NaN (unknown)' if table.dim() == 2 else ''} but contain: {table[wrong][0]:g}."
-        )
-    return table
+        means.append(sum(losses) / len(losses))
+    optimizer.zero_grad()
+    model.train(was_training)
+    return means

@@ -1,20 +1,252 @@
-"""AUC, average precision, and the AUC of bags."""
+"""Risks of 0/1 labels: their base, AUC, average precision, and the AUC of bags."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import abc
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import _checks
-from ..outer import ClassSeparation, Linear, Ratio
+from ..inputs import ONLY
+from ..outer import ClassSeparation, Ratio
 from ..terms import NestedTerm
-from .base import BinaryRisk, Label, RiskTerm, ScoreRisk, Values, as_labels, average, check_gamma
-from .pairs import Surrogate, find_surrogate, pair_means
+from .base import Ints, RiskTerm, ScoreRisk, Values, average
+from .pairs import PairLoss, pair_means
 
-__all__ = ["AUC", "AveragePrecision", "MultiInstanceAUC"]
+__all__ = ["AUC", "AveragePrecision", "BinaryRisk", "Label", "MultiInstanceAUC"]
+
+LOGIT_MARGIN = 5.0
+"""The margin between logits that a trained classifier has room for."""
+
+
+@dataclass
+class Label:
+    """One of the labels: the sizes of its classes, and its term of the objective."""
+
+    name: str
+    positives: int
+    negatives: int
+    block: Ints  # number of each sample among the positives, -1 for others, (N,)
+    term: Any = None
+
+
+class BinaryRisk(ScoreRisk):
+    """Base of risks over pairs of a positive and another sample.
+
+    Call it with a function that returns the scores of a batch, its labels, and the number of each
+    sample in the training set; pairs are built inside, on several ranks those of the global batch.
+
+    A batch without positives, or without negatives, of a label says nothing about that label. One
+    of several labels that comes in one of k batches has k times the weight there. (A subclass sets
+    its settings before it calls this constructor, which asks for the terms.)
+
+    Args:
+        model: your model.
+        optimizer: your optimizer.
+        labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
+            unknown, and the risk is the mean over labels.
+        surrogate: l, the loss of a pair, a name of the table of `PairLoss`.
+        margin: of the surrogate; unless given, 5 for logits and 1 for probabilities.
+        activation: what is applied to the scores before they are compared. `"sigmoid"` bounds their
+            differences, so that no pair outweighs all others; your scores are logits then.
+        names: names of the labels.
+        process_group: see `Compositional`.
+
+    Example:
+        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
+        >>> risk = AveragePrecision(model, torch.optim.Adam(model.parameters()), y)
+        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
+    """
+
+    _empty = (
+        "has no positive or no negative sample, and so no pair to learn from. Positives are rare: "
+        "draw a fixed number of them with `fcco.groups.PositiveBatchSampler`."
+    )
+    visits: Tensor  # of several labels: calls, and those in which each label had pairs
+    per_positive = True  # the blocks are the positives; otherwise one block for the whole class
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        labels: Any,
+        *,
+        surrogate: str = "squared_hinge",
+        margin: float | None = None,
+        activation: Literal["sigmoid"] | None = None,
+        names: Sequence[str] | None = None,
+        process_group: Any = "auto",
+    ) -> None:
+        call = type(self).__name__
+        if activation is not None:
+            _checks.one_of(call, "activation", activation, ("sigmoid",))
+        if activation is not None or margin is None:
+            self._seen = []  # other margins may be those of probabilities
+        usual = 1.0 if activation else LOGIT_MARGIN
+        self.pair_loss = PairLoss.read(call, surrogate, usual if margin is None else margin)
+        self.activation = activation
+        self._table = table = as_labels(f"`{call}(labels=...)`", labels)
+        self._several = table.ndim == 2
+        columns = table.T if self._several else [table]
+        keys = [f"label {t}" for t in range(len(columns))] if self._several else [ONLY]
+        if names is not None:
+            keys = [str(name) for name in names]
+            if not self._several or not len(keys) == len(set(keys)) == len(columns):
+                wanted = f"{len(columns)} different names" if self._several else "left out"
+                raise ValueError(
+                    f"`{call}(names=...)` names the columns of `labels`, of shape {table.shape}, "
+                    f"and must be {wanted} but is: {keys}."
+                )
+        self.labels: list[Label] = []
+        for key, column in zip(keys, columns, strict=True):
+            positive = column == 1
+            counts = int(positive.sum()), int((column == 0).sum())
+            if 0 in counts:
+                place = "" if key == ONLY else f" in `{key}`"
+                raise ValueError(
+                    f"`{call}(labels=...)` must hold positives (1) and negatives (0) but has "
+                    f"{counts[0]} and {counts[1]}{place}."
+                )
+            label = Label(key, *counts, np.where(positive, positive.cumsum() - 1, -1))
+            label.term = self.term_of(label, model)
+            self.labels.append(label)
+        terms = {label.name: label.term for label in self.labels}
+        super().__init__(model, optimizer, terms if self._several else terms[ONLY], process_group)
+        if self._several:
+            zeros = torch.zeros(1 + len(keys), dtype=torch.int64)
+            self.register_buffer("visits", zeros.to(self.labels[0].term.tracker.value.device))
+
+    @abc.abstractmethod
+    def term_of(self, label: Label, model: nn.Module) -> Any:
+        """The term of a label."""
+
+    @abc.abstractmethod
+    def values(self, label: Label, scores: Tensor, positives: int) -> Values:
+        """The inner values of a batch, one row for each positive or one in all; and new state.
+
+        Scores of the positives come first.
+        """
+
+    def forward(self, function: Callable[[], Any], labels: Any, index: Any = None) -> Tensor:
+        """The loss of one batch.
+
+        Args:
+            function: runs the model and returns the scores, (B,), or (B, T) for T labels; or a pair
+                (loss, scores) with an ordinary loss, a scalar or per-sample losses.
+            labels: 0 or 1 for each sample, of the shape of the scores; NaN where unknown. Best on
+                the CPU, as the loader gives them: they are looked at there.
+            index: number of each sample in the training set, (B,); None if the batch is the
+                training set in order, or in `eval()` mode, where samples may be others.
+        """
+        others = index is None and not self.training
+        ids, y = self._read_batch(labels, index, others)
+        shape = y.shape
+        ids, y, ranks = self._gathered(ids, y)
+        loss, scores = self._scores(function, shape, ranks)
+        compared = scores if self.activation is None else scores.sigmoid()
+        values, blocks, new = {}, {}, []
+        for t, label in enumerate(self.labels):
+            column, own = (y[:, t], compared[:, t]) if self._several else (y, compared)
+            positive, negative = np.flatnonzero(column == 1), np.flatnonzero(column == 0)
+            if not (positive.size and negative.size):
+                continue
+            order = torch.from_numpy(np.concatenate([positive, negative]))
+            # One gather, and one scatter backward.
+            ordered = own.index_select(0, order.to(scores.device, non_blocking=True))
+            values[label.name], found = self.values(label, ordered, positive.size)
+            block = np.zeros(1, dtype=np.int64)
+            if self.per_positive and not others:
+                block = label.block[ids[positive]]
+            blocks[label.name] = torch.from_numpy(block)
+            new += found
+        if not values:
+            return self._without_pairs(loss, scores)
+        self._look_at(scores)
+        visits = self._weigh(values) if self._several else None
+        if others:
+            return self._loss_of_others(loss, values)
+        result = self._tracked_loss(loss, values, blocks, new)
+        if visits is not None and self.learning:
+            self.visits.copy_(visits)
+        return result
+
+    def _weigh(self, present: Collection[str]) -> Tensor:
+        """Give the labels of a batch their shares in its loss; returns the new `visits`.
+
+        The share of a label with pairs in m of k calls is k / m over the number of labels: with
+        probability p of that in a call, its expectation is kp E[1 / (1 + Bin(k-1, p))] =
+        1 - (1-p)^k. In the mean over the labels of each batch, which an evaluation has, labels
+        that come alone would weigh more.
+        """
+        came = [True, *(label.name in present for label in self.labels)]
+        visits = self.visits + self.visits.new_tensor(came)
+        counts = visits.to(self.labels[0].term.tracker.value)
+        shares = counts[0] / (counts[1:] * len(self.labels))
+        for label, share in zip(self.labels, shares, strict=True):
+            label.term.share = share if self.learning else 1 / len(present)
+        return visits
+
+    def _loss_of_others(self, loss: Tensor | None, values: Mapping[str, Tensor]) -> Tensor:
+        """The loss of other samples, in parts if there are more positives than in training."""
+        parts = [] if loss is None else [loss]
+        for name, each in values.items():
+            for part in each.split(self.terms[name].tracker.num_inner):
+                value = self._tracked_loss(None, {name: part}, {name: torch.arange(len(part))}, ())
+                parts.append(value * (len(part) / len(each)))
+        return torch.stack(parts).sum()
+
+    def value(self) -> Tensor:
+        """The risk itself at the tracked values, over the positives seen; a mean over labels."""
+        return super().value() / len(self.labels)
+
+    def _read_batch(self, labels: Any, index: Any, others: bool) -> tuple[Ints, NDArray[Any]]:
+        """Numbers and labels of the samples of a call, checked; other samples have no numbers."""
+        name, known = type(self).__name__, self._table
+        y = as_labels(f"`{name}`: `labels`", labels)
+        if y.shape[1:] != known.shape[1:]:
+            raise ValueError(
+                f"`{name}`: `labels` of a batch have shape {y.shape} but those of the training set "
+                f"{known.shape}."
+            )
+        if others:
+            return np.arange(len(y)), y
+        ids = self._read_index(index, len(known))
+        if len(ids) != len(y):
+            raise ValueError(
+                f"`{name}`: `labels` hold {len(y)} samples, but `index` {len(ids)} (all of the "
+                "training set, if no `index` is given)."
+            )
+        there = known[ids]
+        if self.training and not ((there == y) | (np.isnan(there) & np.isnan(y))).all():
+            raise ValueError(
+                f"`{name}`: labels of the batch differ from those of the training set at the same "
+                "`index`. Is `index` the number of each sample in the whole training set?"
+            )
+        return ids, y
+
+
+def as_labels(place: str, labels: Any) -> NDArray[np.float32]:
+    """Labels as floats, all of them 0, 1 or, in a table, NaN."""
+    table = torch.as_tensor(labels).detach().to("cpu", torch.float32).numpy()
+    if table.ndim not in (1, 2):
+        raise ValueError(
+            f"{place} must have shape (N,), or (N, T) for T labels, but has {table.shape}."
+        )
+    wrong = (table != 0) & (table != 1)  # NaN too
+    if table.ndim == 2:
+        wrong &= ~np.isnan(table)
+    if wrong.any():
+        raise ValueError(
+            f"{place} must be 0 (negative) or 1 (positive)"
+            f"{', or NaN (unknown)' if table.ndim == 2 else ''} but contain: {table[wrong][0]:g}."
+        )
+    return table
 
 
 def class_moments(positives: Tensor, negatives: Tensor) -> Tensor:
@@ -26,30 +258,22 @@ def class_moments(positives: Tensor, negatives: Tensor) -> Tensor:
 class AUC(BinaryRisk):
     r"""Maximise the area under the ROC curve.
 
-    With scores h, positives i and negatives j,
+    With scores h, and means and variances over positives and negatives,
 
     .. math::
-        \text{"margin": } \min_w\; \operatorname{Var}_+ h + \operatorname{Var}_- h
-            + [\,m + \mathbb E_- h - \mathbb E_+ h\,]_+^2, \qquad
-        \text{"pairwise": } \min_w\; \operatorname*{mean}_{i,j}\, \ell(h_j - h_i)
+        \min_w\; \operatorname{Var}_+ h + \operatorname{Var}_- h
+            + [\,m + \mathbb E_- h - \mathbb E_+ h\,]_+^2.
 
-    and `"squared"` is `"margin"` without the hinge, the mean of (m + h_j - h_i)^2 over all pairs.
     One block; g is the vector of the class means of h and h^2, which is tracked, and f is
-    `fcco.outer.ClassSeparation`: a plain minimum, where AUCM solves a min-max problem. The
-    pairwise form is a plain mean and needs no tracking.
+    `fcco.outer.ClassSeparation`: a plain minimum, where AUCM solves a min-max problem. The mean of
+    a surrogate over all pairs is `PartialAUC(max_fpr=1)`.
 
     Args:
-        labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
-        loss: see above.
-        margin: m, of the first two forms and of the surrogate.
-        surrogate: l of the pairwise form, a name or a `Surrogate`.
+        labels: see `BinaryRisk`.
+        margin: m.
         gamma: weight of the new class means; `"auto"` weighs noise against lag.
-        options: `names`, `process_group`, see `BinaryRisk`.
-
-    Example:
-        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
-        >>> risk = AUC(model, torch.optim.Adam(model.parameters()), y)
-        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
+        names: see `BinaryRisk`.
+        process_group: see `Compositional`.
 
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
@@ -63,31 +287,22 @@ class AUC(BinaryRisk):
         optimizer: torch.optim.Optimizer,
         labels: Any,
         *,
-        loss: Literal["margin", "squared", "pairwise"] = "margin",
         margin: float = 1.0,
-        surrogate: str | Surrogate = "squared_hinge",
         gamma: float | Literal["auto"] = "auto",
-        **options: Any,
+        names: Sequence[str] | None = None,
+        process_group: Any = "auto",
     ) -> None:
-        _checks.one_of("AUC", "loss", loss, ("margin", "squared", "pairwise"))
-        _checks.positive("AUC", "margin", margin)
-        check_gamma("AUC", gamma)
-        self.loss, self.margin, self.gamma = loss, margin, gamma
-        own = None if isinstance(surrogate, Surrogate) else margin  # has its own
-        self.surrogate = find_surrogate("AUC", surrogate, own)
-        super().__init__(model, optimizer, labels, **options)
+        self.gamma = gamma
+        super().__init__(
+            model, optimizer, labels, margin=margin, names=names, process_group=process_group
+        )
 
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
-        if self.loss == "pairwise":  # f is linear: there is nothing to gain from tracking
-            return RiskTerm(Linear(), average(model, 1, gamma=1.0))
-        outer = ClassSeparation(self.margin, hinge=self.loss == "margin")
-        return RiskTerm(outer, average(model, 1, 4, gamma=self.gamma))
+        tracker = average(model, 1, 4, gamma=self.gamma)
+        return RiskTerm(ClassSeparation(self.pair_loss.margin), tracker)
 
     def values(self, label: Label, scores: Tensor, positives: int) -> Values:
-        sides = scores[:positives], scores[positives:]
-        if self.loss == "pairwise":
-            return pair_means(self.surrogate, *sides).mean().view(1), ()
-        return class_moments(*sides).view(1, 4), ()
+        return class_moments(scores[:positives], scores[positives:]).view(1, 4), ()
 
 
 class AveragePrecision(BinaryRisk):
@@ -103,30 +318,21 @@ class AveragePrecision(BinaryRisk):
 
     A block is a positive; g_i = (r_i^+, r_i), which is tracked; f(u) = -u_1/u_2. From a batch the
     sums are estimated as class sizes times means over the class, without bias for any number
-    of positives above one. The value of the loss is minus the estimated (surrogate) AP. With
-    few positives, the sum over negatives is scaled down, see `prevalence`.
+    of positives above one. The value of the loss is minus the estimated (surrogate) AP.
 
     **Train with cross-entropy first** (`fcco.xrisk.warm_start`). The gradient of AP comes from the
     top of the list: from random weights it learns slowly or not at all, after cross-entropy it
     moves what matters.
 
     Args:
-        labels: 0 or 1 for each sample of the training set; or several labels (mAP).
-        activation: what is applied to the scores before they are compared. `"sigmoid"` bounds their
-            differences, so that no pair outweighs all others; your scores are logits then.
+        labels: see `BinaryRisk`; several are mAP.
+        activation: see `BinaryRisk`; None compares logits.
         prevalence: the share of positives at which precision is taken, unless that of the training
             set is larger; 0 for the latter. Of very many negatives those far below a positive add
             up, because a surrogate is not quite 0 there; to count them less brings the gradient
             back to the top of the list.
-        surrogate: l, a name or a `Surrogate`.
-        margin: of the surrogate; 1 unless given, 5 without activation.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
-        options: `names`, `process_group`, see `BinaryRisk`.
-
-    Example:
-        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
-        >>> risk = AveragePrecision(model, torch.optim.Adam(model.parameters()), y)
-        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
+        options: further ones of `BinaryRisk`.
 
     References:
         Q. Qi et al., Stochastic optimization of areas under precision-recall curves with provable
@@ -142,32 +348,27 @@ class AveragePrecision(BinaryRisk):
         *,
         activation: Literal["sigmoid"] | None = "sigmoid",
         prevalence: float = 0.2,
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float | None = None,
         gamma: float | Literal["auto"] = "auto",
         **options: Any,
     ) -> None:
-        check_gamma("AveragePrecision", gamma)
         _checks.in_interval("AveragePrecision", "prevalence", prevalence, 0.0, 1.0, open_high=True)
         self.prevalence, self.gamma = prevalence, gamma
-        self.surrogate = self._compare(activation, surrogate, margin)
-        self._at_zero = self.surrogate.value_and_slope(torch.zeros(1))[0].item()
-        super().__init__(model, optimizer, labels, **options)
+        super().__init__(model, optimizer, labels, activation=activation, **options)
 
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
         return RiskTerm(Ratio(), average(model, label.positives, 2, gamma=self.gamma))
 
     def values(self, label: Label, scores: Tensor, positives: int) -> Values:
         """The ranks of each positive among the positives and among all, for the training set."""
-        means = pair_means(self.surrogate, scores[:positives], scores, split=positives)
+        means = pair_means(self.pair_loss, scores[:positives], scores, split=positives)
         above, below = means.unbind(1)
         negatives, wanted = label.negatives, self.prevalence
         if wanted:
             negatives = min(negatives, label.positives * (1 - wanted) / wanted)
-        # The pair of a positive with itself, of loss l(0), does not count. Without any other
+        # The pair of a positive with itself, of loss l(0) = 1, does not count. Without any other
         # positive in the batch, what these would add is not known, and taken as none.
         share = (label.positives - 1) / max(positives - 1, 1)
-        rank = 1 + share * (positives * above - self._at_zero)
+        rank = 1 + share * (positives * above - 1)
         return torch.stack([rank, rank + negatives * below], dim=1), ()
 
 
@@ -180,8 +381,8 @@ class MultiInstanceAUC(ScoreRisk):
             + [\,m + \mathbb E_- H - \mathbb E_+ H\,]_+^2
 
     Three levels (`fcco.terms.NestedTerm`): a block is a bag, g_b = mean exp(h / tau) is tracked in
-    log space from the instances of the bag that a batch holds; the class means of H and H^2 are
-    tracked too; f is `fcco.outer.ClassSeparation`. Bags may be larger than a batch.
+    log space from the instances of it that a batch holds; the class means of H and H^2 are tracked
+    too; f is `fcco.outer.ClassSeparation`.
 
     Args:
         labels: 0 or 1 for each bag of the training set.
@@ -190,11 +391,6 @@ class MultiInstanceAUC(ScoreRisk):
         gamma: weight of the new mean of a bag.
         gamma_classes: weight of the new class means; `"auto"` weighs noise against lag.
         process_group: see `Compositional`.
-
-    Example:
-        >>> model, x = torch.nn.Linear(2, 1), torch.randn(6, 2)
-        >>> risk = MultiInstanceAUC(model, torch.optim.Adam(model.parameters()), labels=[1, 0, 0])
-        >>> risk(lambda: model(x), bag=torch.tensor([0, 0, 1, 1, 2, 2])).backward()
 
     References:
         D. Zhu et al., Provable multi-instance deep AUC maximization with stochastic pooling, 2023
@@ -217,10 +413,7 @@ class MultiInstanceAUC(ScoreRisk):
         process_group: Any = "auto",
     ) -> None:
         _checks.positive("MultiInstanceAUC", "temperature", temperature)
-        _checks.positive("MultiInstanceAUC", "margin", margin)
-        _checks.in_interval("MultiInstanceAUC", "gamma", gamma, 0.0, 1.0, open_low=True)
-        check_gamma("MultiInstanceAUC", gamma_classes, "gamma_classes")
-        table = as_labels("`MultiInstanceAUC(labels=...)`", labels)
+        table = torch.from_numpy(as_labels("`MultiInstanceAUC(labels=...)`", labels))
         if table.dim() != 1 or not 0 < int(table.sum()) < len(table):
             raise ValueError(
                 "`MultiInstanceAUC(labels=...)` must be a vector with positive (1) and negative "

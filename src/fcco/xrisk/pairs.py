@@ -1,144 +1,83 @@
-"""Pairs of scores: surrogates of the 0-1 loss of a pair, and means over many pairs.
+"""Pairs of scores: the loss of a pair, and means over many pairs.
 
 No more than a million pairs are ever in memory.
 """
 
 from __future__ import annotations
 
-import abc
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import softplus
 
 from .. import _checks
-from .._distributed import Group, gather_rows
 
-__all__ = [
-    "SURROGATES", "GatherScores", "Members", "PairHinge", "PairSquaredHinge", "Surrogate",
-    "pair_means",
-]  # fmt: skip
+__all__ = ["SURROGATES", "Members", "PairLoss", "difference", "pair_means"]
 
-_KEPT = 1 << 20
-"""Pairs whose slopes are kept for the backward pass; more than these are computed twice."""
+_KEPT = 1 << 20  # pairs whose slopes are kept for the backward pass; more are computed twice
+_CHUNK = 1 << 18  # and so many at a time then
 
-_CHUNK = 1 << 18
-"""Pairs that are computed at a time when there are more than these."""
+ValueAndSlope = tuple[Tensor, Tensor]
+"""Two different tensors, which the caller may overwrite."""
 
 
-class Surrogate(abc.ABC):
-    """A function l(d) of the difference d of the score that should be lower and the other one."""
-
-    monotone = True
-    """Whether l never falls, so that the worst pairs are those with the largest d."""
-
-    @abc.abstractmethod
-    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        """The values l(d) and the derivatives l'(d), elementwise.
-
-        Two different tensors, which the caller may overwrite; so may be `difference` itself.
-        """
+def _squared_hinge(z: Tensor, by: float) -> ValueAndSlope:
+    excess = (z + 1).relu_()
+    return excess * excess, excess * (2 * by)
 
 
-@dataclass(frozen=True)
-class _Margin(Surrogate):
-    margin: float = 1.0
+def _hinge(z: Tensor, by: float) -> ValueAndSlope:
+    excess = (z + 1).relu_()
+    return excess, (excess > 0).to(excess) * by
 
-    def __post_init__(self) -> None:
-        _checks.positive(type(self).__name__, "margin", self.margin)
+
+def _logistic(z: Tensor, by: float) -> ValueAndSlope:
+    return softplus(z) / math.log(2), z.sigmoid() * (by / math.log(2))
+
+
+SURROGATES: dict[str, Callable[[Tensor, float], ValueAndSlope]] = {
+    "squared_hinge": _squared_hinge,
+    "logistic": _logistic,
+    "hinge": _hinge,
+}
 
 
 @dataclass(frozen=True)
-class PairSquaredHinge(_Margin):
-    """[margin + d]_+^2 / margin^2, which is 1 at d = 0.
+class PairLoss:
+    """A stand-in l(d) for the 0-1 loss of a pair, where d is the score that should be lower minus
+    the other one. With z = d / margin it is
 
-    Example:
-        >>> PairSquaredHinge(2.0).value_and_slope(torch.tensor([-3.0, 0.0, 2.0]))[0]
-        tensor([0., 1., 4.])
+    | surrogate | l(d) |
+    |---|---|
+    | `"squared_hinge"` | [1 + z]_+^2 |
+    | `"logistic"` | log2(1 + exp(z)) |
+    | `"hinge"` | [1 + z]_+, with derivative 0 at the kink |
+
+    None falls, and all are 1 at d = 0. Called with differences, it returns l(d) and l'(d).
     """
 
-    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        excess = (difference / self.margin + 1).relu_()
-        return excess * excess, excess * (2 / self.margin)
+    surrogate: str = "squared_hinge"
+    margin: float = 1.0
 
+    def __call__(self, difference: Tensor) -> ValueAndSlope:
+        return SURROGATES[self.surrogate](difference / self.margin, 1 / self.margin)
 
-@dataclass(frozen=True)
-class PairHinge(_Margin):
-    """[margin + d]_+ / margin, which is 1 at d = 0; its derivative is 0 at the kink."""
-
-    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        excess = (difference / self.margin + 1).relu_()
-        return excess, (excess > 0).to(excess) / self.margin
-
-
-@dataclass(frozen=True)
-class Squared(_Margin):
-    """(margin + d)^2 / margin^2, which is 1 at d = 0; it falls below d = -margin."""
-
-    monotone = False
-
-    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        excess = difference / self.margin + 1
-        return excess * excess, excess * (2 / self.margin)
-
-
-@dataclass(frozen=True)
-class Logistic(_Margin):
-    """log2(1 + exp(d / margin)), which is 1 at d = 0; no overflow for any d."""
-
-    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        scaled, base = difference / self.margin, math.log(2)
-        return torch.nn.functional.softplus(scaled) / base, scaled.sigmoid() / (base * self.margin)
-
-
-@dataclass(frozen=True)
-class Sigmoid(_Margin):
-    """2 / (1 + exp(-d / margin)), which is 1 at d = 0 and at most 2: outliers count little."""
-
-    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        share = (difference / self.margin).sigmoid()
-        return 2 * share, share * (1 - share) * (2 / self.margin)
-
-
-@dataclass(frozen=True)
-class Linear(Surrogate):
-    """The difference d itself, for exponentials of it."""
-
-    def value_and_slope(self, difference: Tensor) -> tuple[Tensor, Tensor]:
-        return difference, torch.ones_like(difference)
-
-
-SURROGATES = {
-    "squared_hinge": PairSquaredHinge,
-    "logistic": Logistic,
-    "hinge": PairHinge,
-    "sigmoid": Sigmoid,
-    "squared": Squared,
-}
-"""The surrogates by name."""
-
-LOGIT_MARGIN = 5.0
-"""The margin between logits that a trained classifier has room for."""
-
-
-def find_surrogate(
-    call: str, surrogate: str | Surrogate, margin: float | None, usual: float = 1.0
-) -> Surrogate:
-    """Read `surrogate=...` and `margin=...` of a call; `usual` is the margin unless given."""
-    if isinstance(surrogate, Surrogate):
-        if margin is not None:
-            raise ValueError(
-                f"`{call}(margin=...)` belongs to a surrogate given by name; {surrogate!r} has its "
-                "own."
-            )
-        return surrogate
-    _checks.one_of(call, "surrogate", surrogate, tuple(SURROGATES))
-    if margin is not None:
+    @classmethod
+    def read(cls, call: str, surrogate: Any, margin: Any) -> PairLoss:
+        """The settings of a call, checked."""
+        _checks.one_of(call, "surrogate", surrogate, tuple(SURROGATES))
         _checks.positive(call, "margin", margin)
-    return SURROGATES[surrogate](usual if margin is None else margin)
+        return cls(surrogate, margin)
+
+
+def difference(d: Tensor) -> ValueAndSlope:
+    """The difference itself, for exponentials of it."""
+    return d, torch.ones_like(d)
 
 
 class Members(NamedTuple):
@@ -156,7 +95,7 @@ class Members(NamedTuple):
 
 
 def pair_means(
-    surrogate: Surrogate,
+    loss: Callable[[Tensor], ValueAndSlope],
     anchors: Tensor,
     others: Tensor,
     weight: Members | Tensor | None = None,
@@ -171,25 +110,17 @@ def pair_means(
         s_i + \sum_j w_{ij}\,\bigl(\ell(h_j - h_i) - s_i\bigr) \qquad\text{or}\qquad
         \log\sum_j w_{ij}\, e^{\ell(h_j - h_i)}
 
-    Memory is that of at most a million pairs, and a step costs one or two passes over the pairs.
-
     Args:
-        surrogate: l.
+        loss: l, a `PairLoss` or `difference`.
         anchors: scores h_i, (P,).
         others: scores h_j, (M,).
         weight: w of each of the others, (M,), or the pairs to take the mean over; None for all.
-        level: s_i, (P,), without gradient; 0 unless given, and only with the weights of the others.
-        split: means over the others before and from this one on, (P, 2), not over all; of all
-            pairs only.
-        log_exp: the second form.
-
-    Example:
-        >>> positives, negatives = torch.tensor([1.0, 3.0]), torch.tensor([0.0, 2.0])
-        >>> pair_means(PairSquaredHinge(), positives, negatives)
-        tensor([2., 0.])
+        level: s_i, (P,), without gradient, for weights of the others; 0 unless given.
+        split: means over the others before and from this one on, (P, 2), without weights.
+        log_exp: the second form, with weights.
     """
     cuts = () if split is None else (split,)
-    means: Any = _PairMeans.apply(anchors, others, surrogate, weight, level, cuts, log_exp)
+    means: Any = _PairMeans.apply(anchors, others, loss, weight, level, cuts, log_exp)
     return means.squeeze(1) if split is None else means
 
 
@@ -223,23 +154,21 @@ def _block(
     anchors: Tensor,
     others: Tensor,
     rows: slice,
-    surrogate: Surrogate,
+    loss: Callable[[Tensor], ValueAndSlope],
     weight: Members | Tensor | None,
     level: Tensor | None,
     cuts: tuple[int, ...],
     log_exp: bool,
 ) -> tuple[Tensor, Tensor]:
     """The values of some rows, (R, parts), and their derivatives by the differences, (R, M)."""
-    value, slope = surrogate.value_and_slope(others - anchors.unsqueeze(1))
+    value, slope = loss(others - anchors.unsqueeze(1))
     if isinstance(weight, Members):
         weight = weight.weight(rows, value)
-    if weight is None and not log_exp:
+    if weight is None:
         for part in slope.tensor_split(cuts, dim=1):
             part /= part.shape[1]
         means = [part.mean(1) for part in value.tensor_split(cuts, dim=1)]
         return torch.stack(means, dim=1), slope
-    if weight is None:
-        weight = value.new_tensor(1 / len(others))
     if log_exp:
         total = value.add_(weight.log()).logsumexp(1, keepdim=True)
         return total, slope.mul_((value - total).exp_())
@@ -253,21 +182,3 @@ def _chunks(rows: int, columns: int) -> list[slice]:
         return [slice(0, rows)]
     size = max(_CHUNK // max(columns, 1), 1)
     return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
-
-
-class GatherScores(torch.autograd.Function):
-    """The scores of all ranks, (B,) or (B, T); backward needs no communication."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
-        start = sum(sizes[: group.rank])
-        ctx.local, ctx.ranks = slice(start, start + len(scores)), group.size
-        rows = scores if scores.dim() > 1 else scores.unsqueeze(1)
-        return gather_rows(rows.contiguous(), group, sizes).reshape(-1, *scores.shape[1:])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        # All ranks compute the same loss from the same scores, and each adds the gradient of its
-        # own samples: the sum over ranks is wanted, and data-parallel training takes the mean.
-        return gradients[0][ctx.local] * ctx.ranks, None, None

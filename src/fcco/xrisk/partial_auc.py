@@ -13,15 +13,15 @@ from .._schedules import Smoothing
 from ..outer import Linear
 from ..terms import CVaRTerm
 from ..tracker import NonFiniteValue, Tracked
-from .base import BinaryRisk, Label, RiskTerm, Values, average, check_gamma, table_for
-from .pairs import Surrogate, pair_means
+from .base import RiskTerm, Values, average, table_for
+from .binary import BinaryRisk, Label
+from .pairs import pair_means
 
 __all__ = ["PartialAUC", "TwoWayPartialAUC"]
 
 
 CUTOFF_RATE = 0.2
-"""Weight of a batch in the cut-off. Its error counts only in second order: the risk has its minimum
-over s there."""
+"""Weight of a batch in the cut-off, whose error counts in second order: s is the minimiser."""
 
 
 def upper_quantile(values: Tensor, share: float, exact: bool) -> Tensor:
@@ -70,17 +70,9 @@ class PartialAUC(BinaryRisk):
     Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
 
     Args:
-        labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
-        max_fpr: the largest false positive rate that counts; 1 is AUC.
-        activation: `"sigmoid"` compares probabilities instead of the scores themselves.
-        surrogate: l, a name or a `Surrogate`; it must not fall.
-        margin: of the surrogate; 5 unless given, for scores that are logits; 1 with activation.
-        options: `names`, `process_group`, see `BinaryRisk`.
-
-    Example:
-        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
-        >>> risk = PartialAUC(model, torch.optim.Adam(model.parameters()), y, max_fpr=0.5)
-        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
+        labels: see `BinaryRisk`.
+        max_fpr: the largest false positive rate that counts; 1 is AUC, the mean over all pairs.
+        options: further ones of `BinaryRisk`.
 
     References:
         D. Zhu et al., When AUC meets DRO: optimizing partial AUC for deep learning with non-convex
@@ -96,20 +88,10 @@ class PartialAUC(BinaryRisk):
         labels: Any,
         *,
         max_fpr: float,
-        activation: Literal["sigmoid"] | None = None,
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float | None = None,
         **options: Any,
     ) -> None:
-        call = type(self).__name__
-        _checks.in_interval(call, "max_fpr", max_fpr, 0.0, 1.0, open_low=True)
+        _checks.in_interval(type(self).__name__, "max_fpr", max_fpr, 0.0, 1.0, open_low=True)
         self.max_fpr = max_fpr
-        self.surrogate = self._compare(activation, surrogate, margin)
-        if not self.surrogate.monotone:
-            raise ValueError(
-                f"`{call}(surrogate={surrogate!r})` must never fall, so that the hardest negatives "
-                "are those with the largest scores."
-            )
         super().__init__(model, optimizer, labels, **options)
 
     def term_of(self, label: Label, model: nn.Module) -> Any:
@@ -123,8 +105,8 @@ class PartialAUC(BinaryRisk):
         with torch.no_grad():
             cutoff, new = self._cutoff(label, negatives)
             weight = hardest(negatives, cutoff, self.max_fpr)
-            level = self.surrogate.value_and_slope(cutoff - anchors)[0]
-        values = pair_means(self.surrogate, anchors, negatives, weight, level=level)
+            level = self.pair_loss(cutoff - anchors)[0]
+        values = pair_means(self.pair_loss, anchors, negatives, weight, level=level)
         return values if self.per_positive else values.mean().view(1), new
 
     def _cutoff(self, label: Label, negatives: Tensor) -> Values:
@@ -170,18 +152,11 @@ class TwoWayPartialAUC(PartialAUC):
     are off, with the exact s (`fcco.terms.CVaRTerm`). Train with cross-entropy first.
 
     Args:
-        labels: 0 or 1 for each sample of the training set; or several labels, see `BinaryRisk`.
+        labels: see `BinaryRisk`.
         min_tpr: the smallest true positive rate that counts; 0 is one-way partial AUC.
-        max_fpr: the largest false positive rate that counts.
         smoothing: how far the kink of CVaR is rounded, see `CVaRTerm`.
         gamma: weight of the new g_i; `"auto"` weighs noise against lag.
-        options: `activation`, `surrogate`, `margin`, `names`, `process_group`: see `PartialAUC`.
-
-    Example:
-        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
-        >>> optimizer = torch.optim.Adam(model.parameters())
-        >>> risk = TwoWayPartialAUC(model, optimizer, y, min_tpr=0.5, max_fpr=0.5)
-        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
+        options: further ones of `PartialAUC`, among them `max_fpr`.
 
     References:
         L. Zhou et al., Stochastic primal-dual block coordinate methods for two-way partial AUC
@@ -198,7 +173,6 @@ class TwoWayPartialAUC(PartialAUC):
         labels: Any,
         *,
         min_tpr: float,
-        max_fpr: float,
         smoothing: Smoothing = "auto",
         gamma: float | Literal["auto"] = "auto",
         **options: Any,
@@ -206,9 +180,8 @@ class TwoWayPartialAUC(PartialAUC):
         _checks.in_interval("TwoWayPartialAUC", "min_tpr", min_tpr, 0.0, 1.0, open_high=True)
         if isinstance(smoothing, int | float):
             _checks.at_least("TwoWayPartialAUC", "smoothing", smoothing, 0.0)
-        check_gamma("TwoWayPartialAUC", gamma)
         self.min_tpr, self.smoothing, self.gamma = min_tpr, smoothing, gamma
-        super().__init__(model, optimizer, labels, max_fpr=max_fpr, **options)
+        super().__init__(model, optimizer, labels, **options)
 
     def term_of(self, label: Label, model: nn.Module) -> Any:
         smoothing: Any = self.smoothing

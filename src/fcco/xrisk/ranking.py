@@ -18,12 +18,12 @@ from ..inputs import ONLY
 from ..outer import AbstractOuter, Discount, LogMeanExp
 from ..rules.arrays import per_row
 from ..tracker import InnerTracker, Tracked
-from .base import New, RiskTerm, ScoreRisk, Values, average, check_gamma, table_for
-from .pairs import Linear, Members, Surrogate, find_surrogate, pair_means
+from .base import Ints, New, RiskTerm, ScoreRisk, Values, average, table_for
+from .pairs import Members, PairLoss, difference, pair_means
 
 __all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
 
-Floats, Ints = NDArray[np.float64], NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class RankingTerm(RiskTerm):
@@ -47,16 +47,19 @@ class RankingTerm(RiskTerm):
         self.drawn = tracker.value.new_ones(int(list_of.max()) + 1)
 
     def loss(self, tracked: Tracked) -> Tensor:
-        values, slope = self.outer.value_and_gradient(tracked.value)
-        index = tracked.index
+        u, index = tracked.value, tracked.index
         weight = self.weight[index] / (self.drawn[self.list_of[index]] * self.drawn.count_nonzero())
-        return tracked.as_loss((values * weight).sum(), slope * per_row(weight, slope))
+        slope = self.outer.gradient(u) * per_row(weight, u)
+        return tracked.as_loss((self.outer(u) * weight).sum(), slope)
 
     def value(self) -> Tensor:
         seen = self.tracker.seen
         lists = self.list_of[seen].unique()
         total = (self.outer(self.table()) * self.weight[seen]).sum()
         return total / len(lists) if len(lists) else total.new_tensor(math.nan)
+
+
+_DISCOUNT = Discount(-1.0)
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,11 @@ class _TopDiscount(AbstractOuter):
     smooth = True
 
     def __call__(self, u: Tensor) -> Tensor:
-        rank, top = u.unbind(-1)
-        return -top * math.log(2) / torch.log1p(rank)
+        return _DISCOUNT(u[..., 0]) * u[..., 1]
 
     def gradient(self, u: Tensor) -> Tensor:
         rank, top = u.unbind(-1)
-        log = torch.log1p(rank) / math.log(2)
-        return torch.stack([top / (log * log * (1 + rank) * math.log(2)), -1 / log], dim=-1)
+        return torch.stack([_DISCOUNT.gradient(rank) * top, _DISCOUNT(rank)], dim=-1)
 
 
 class RankingRisk(ScoreRisk):
@@ -89,16 +90,26 @@ class RankingRisk(ScoreRisk):
     Args:
         relevance: grade of each item of the training set, at least 0, (N,).
         query: list of each item, (N,).
+        outer: f.
+        process_group: see `Compositional`.
+        tracking: settings of the tracker.
     """
 
-    _noun, _batch = "item", "`index` (all without it)"
     _empty = (
         "holds no list with a relevant item and another one, and so no pair to learn from; draw "
         "whole lists with `GroupBatchSampler`."
     )
 
     def __init__(
-        self, model: nn.Module, optimizer: Any, relevance: Any, query: Any, process_group: Any
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        relevance: Any,
+        query: Any,
+        outer: AbstractOuter,
+        *,
+        process_group: Any = "auto",
+        **tracking: Any,
     ) -> None:
         call = type(self).__name__
         grades = np.asarray(torch.as_tensor(relevance), dtype=np.float64)
@@ -122,19 +133,15 @@ class RankingRisk(ScoreRisk):
         weight = torch.from_numpy(self.weights(grades, number)[relevant])
         # Lists without a relevant item do not count: numbers of the others without gaps.
         _, list_of = np.unique(number[relevant], return_inverse=True)
-        term = self.term_of(model, weight, torch.from_numpy(list_of))
+        tracker = average(model, len(weight), outer.dim or 1, **tracking)
+        term = RankingTerm(outer, tracker, weight, torch.from_numpy(list_of))
         super().__init__(model, optimizer, term, process_group)
-        self._list, self._others = number, sizes[number] - 1.0
-        self._block = np.where(relevant, np.cumsum(relevant) - 1, -1)
+        self._list, self._block = number, np.where(relevant, np.cumsum(relevant) - 1, -1)
         self._sizes, self._useful = sizes, np.unique(number[relevant])  # lists that count
 
     @abc.abstractmethod
     def weights(self, grades: Floats, number: Ints) -> Floats:
         """The weight c_i of every item, from the grades and the numbers of the lists."""
-
-    @abc.abstractmethod
-    def term_of(self, model: nn.Module, weight: Tensor, list_of: Tensor) -> RankingTerm:
-        """The term, from c_i and the number of the list of each relevant item."""
 
     @abc.abstractmethod
     def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
@@ -143,7 +150,7 @@ class RankingRisk(ScoreRisk):
         Args:
             scores: of all items, (B,).
             members: which pairs of a relevant item and another are of one list.
-            others: how many other items the list of each has in the training set, (P,).
+            others: number of other items in the list of each in the training set, (P,).
             block: number of each among the relevant items, (P,).
         """
 
@@ -170,21 +177,11 @@ class RankingRisk(ScoreRisk):
         self.term.drawn = torch.from_numpy(drawn).to(self.term.weight)
         block, others, lists, own = (
             torch.from_numpy(each).to(device)
-            for each in (self._block[ids[anchor]], self._others[ids[anchor]], lists, anchor)
+            for each in (self._block[ids[anchor]], self._sizes[lists[anchor]] - 1.0, lists, anchor)
         )
         members = Members(own=own, row=lists[own], column=lists)
         values, new = self.values(scores, members, others.to(scores), block)
         return self._tracked_loss(loss, {ONLY: values}, {ONLY: block}, new)
-
-
-def _ranks_in_lists(grades: Floats, number: Ints) -> Ints:
-    """The rank (from 1) of each item in its list by falling grade."""
-    order = np.lexsort((-grades, number))
-    first = np.r_[0, np.flatnonzero(np.diff(number[order])) + 1]
-    start = np.repeat(first, np.diff(np.r_[first, len(order)]))
-    ranks = np.empty(len(order), dtype=np.int64)
-    ranks[order] = np.arange(len(order)) - start + 1
-    return ranks
 
 
 class NDCG(RankingRisk):
@@ -206,17 +203,10 @@ class NDCG(RankingRisk):
     Args:
         relevance: see `RankingRisk`, also for `query`.
         k: None for the whole list, or the length of the top.
-        gain: `"exponential"`, 2^y - 1, or `"linear"`, y.
-        surrogate: l, a name or a `Surrogate`.
-        margin: of the surrogate; 1 unless given.
+        surrogate: l, a name of the table of `PairLoss`.
+        margin: of the surrogate.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
-        process_group: see `Compositional`.
-
-    Example:
-        >>> model, x, query = torch.nn.Linear(2, 1), torch.randn(6, 2), torch.arange(6) // 3
-        >>> optimizer = torch.optim.Adam(model.parameters())
-        >>> risk = NDCG(model, optimizer, relevance=[2, 0, 1, 0, 0, 3], query=query, k=2)
-        >>> risk(lambda: model(x), torch.arange(6)).backward()
+        options: `process_group`, see `Compositional`.
 
     References:
         Z.-H. Qiu et al., Large-scale stochastic optimization of NDCG surrogates for deep learning
@@ -231,40 +221,36 @@ class NDCG(RankingRisk):
         query: Any,
         *,
         k: int | None = None,
-        gain: Literal["exponential", "linear"] = "exponential",
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float | None = None,
+        surrogate: str = "squared_hinge",
+        margin: float = 1.0,
         gamma: float | Literal["auto"] = "auto",
-        process_group: Any = "auto",
+        **options: Any,
     ) -> None:
         if k is not None:
             _checks.integer("NDCG", "k", k, 1)
-        _checks.one_of("NDCG", "gain", gain, ("exponential", "linear"))
-        check_gamma("NDCG", gamma)
-        self.k, self.gain, self.gamma = k, gain, gamma
-        self.surrogate = find_surrogate("NDCG", surrogate, margin)
-        super().__init__(model, optimizer, relevance, query, process_group)
+        self.k = k
+        self.pair_loss = PairLoss.read("NDCG", surrogate, margin)
+        outer = _DISCOUNT if k is None else _TopDiscount()
+        super().__init__(model, optimizer, relevance, query, outer, gamma=gamma, **options)
+        if k is not None:
+            self.term.cutoffs = table_for(self.term.tracker, len(self.term.drawn))
 
     def weights(self, grades: Floats, number: Ints) -> Floats:
         """The gain of each item over that of the best order of its list."""
-        gains = np.exp2(grades) - 1 if self.gain == "exponential" else grades
-        ranks = _ranks_in_lists(grades, number)
+        gains = np.exp2(grades) - 1
+        # The rank (from 1) of each item in its list by falling grade: its place less that of the
+        # first of the list, which has the same number.
+        order = np.lexsort((-grades, number))
+        ranks = np.empty(len(order), dtype=np.int64)
+        ranks[order] = 1 + np.arange(len(order)) - np.searchsorted(number[order], number[order])
         counted = ranks <= (self.k or len(ranks))
         best = np.bincount(number, counted * gains / np.log2(1 + ranks))
         return gains / np.where(best > 0, best, 1)[number]
 
-    def term_of(self, model: nn.Module, weight: Tensor, list_of: Tensor) -> RankingTerm:
-        dim, outer = (1, Discount(-1.0)) if self.k is None else (2, _TopDiscount())
-        tracker = average(model, len(weight), dim, gamma=self.gamma)
-        term = RankingTerm(outer, tracker, weight, list_of)
-        if self.k is not None:
-            term.cutoffs = table_for(tracker, len(term.drawn))
-        return term
-
     def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
         """The ranks, and to what degree each item is in the top."""
         anchors = scores[members.own]
-        ranks = 1 + others * pair_means(self.surrogate, anchors, scores, members)
+        ranks = 1 + others * pair_means(self.pair_loss, anchors, scores, members)
         if self.k is None:
             return ranks, ()
         with torch.no_grad():
@@ -276,33 +262,31 @@ class NDCG(RankingRisk):
         self, k: int, scores: Tensor, members: Members, others: Tensor, block: Tensor
     ) -> tuple[Tensor, Tensor, New]:
         """The lambda_q and the spread of the scores of its list, for each relevant item."""
-        lists, which = torch.unique(members.row, return_inverse=True)
-        # Items of a list write the same number into its place.
-        total = others.new_zeros(len(lists)).index_copy_(0, which, others + 1)
+        _, of_list = torch.unique(members.column, return_inverse=True)
+        number = torch.bincount(of_list)
+        mean = scores.new_zeros(len(number)).index_add_(0, of_list, scores) / number
+        square = torch.zeros_like(mean).index_add_(0, of_list, (scores - mean[of_list]) ** 2)
         # Sorted by list and falling score, the k-th of a list stands k places after its first.
-        inside = torch.isin(members.column, lists)
-        of_list = torch.searchsorted(lists, members.column[inside])
-        found = scores[inside]
-        order = torch.argsort(found, descending=True)
-        order = order[torch.argsort(of_list[order], stable=True)]
-        ordered, count = found[order], torch.bincount(of_list, minlength=len(lists))
-        first = count.cumsum(0) - count
+        order = torch.argsort(scores, descending=True)
+        ordered = scores[order[torch.argsort(of_list[order], stable=True)]]
+        at, total = of_list[members.own], others + 1
+        count, first = number[at], (number.cumsum(0) - number)[at]
         # A batch with b of n items has about k b/n of the top k. Half-way to the next score.
-        place = (k * count / total).round().long().clamp(min=1)
-        place = torch.minimum(place, count - 1)
+        place = (k * count / total).round().long().clamp(min=1).minimum(count - 1)
         best = (ordered[first + place - 1] + ordered[first + place]) / 2
         # A list that is no longer than k is in its own top as a whole.
         best = torch.where(total > k, best, ordered[first + count - 1] - 1e6)
-        mean = torch.zeros_like(best).index_add_(0, of_list, found) / count
-        square = torch.zeros_like(best).index_add_(0, of_list, (found - mean[of_list]) ** 2)
-        spread = (square / count).sqrt() + 1e-6
+        spread = (square / number).sqrt()[at] + 1e-6
         if not self.training:
-            return best[which], spread[which], ()
+            return best, spread, ()
         # A sample of the list moves lambda_q by its share, the whole list sets it.
         table, share = self.term.cutoffs, (count / total).to(best).clamp(max=1)
-        rows = torch.zeros_like(lists).index_copy_(0, which, self.term.list_of[block])
+        rows = self.term.list_of[block]
         cutoff = torch.lerp(table.read(rows, best).to(best), best, share)
-        return cutoff[which], spread[which], [(table, rows, cutoff)]
+        lists, which = torch.unique(rows, return_inverse=True)
+        # Items of a list write the same number into its place.
+        once = cutoff.new_zeros(len(lists)).index_copy_(0, which, cutoff)
+        return cutoff, spread, [(table, lists, once)]
 
 
 class ListwiseCrossEntropy(RankingRisk):
@@ -329,22 +313,18 @@ class ListwiseCrossEntropy(RankingRisk):
         query: Any,
         *,
         gamma: float = 0.9,
-        process_group: Any = "auto",
+        **options: Any,
     ) -> None:
-        _checks.in_interval("ListwiseCrossEntropy", "gamma", gamma, 0.0, 1.0, open_low=True)
-        self.gamma, self._seen = gamma, []
-        super().__init__(model, optimizer, relevance, query, process_group)
+        self._seen = []
+        options |= {"gamma": gamma, "log_space": True}
+        super().__init__(model, optimizer, relevance, query, LogMeanExp(1.0, 1.0), **options)
 
     def weights(self, grades: Floats, number: Ints) -> Floats:
         """The share of each item in the relevance of its list."""
         total = np.bincount(number, grades)
         return grades / np.where(total > 0, total, 1)[number]
 
-    def term_of(self, model: nn.Module, weight: Tensor, list_of: Tensor) -> RankingTerm:
-        tracker = average(model, len(weight), gamma=self.gamma, log_space=True)
-        return RankingTerm(LogMeanExp(1.0, 1.0), tracker, weight, list_of)
-
     def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
         """The logarithm of the sum over the other items, estimated for the whole list."""
-        means = pair_means(Linear(), scores[members.own], scores, members, log_exp=True)
+        means = pair_means(difference, scores[members.own], scores, members, log_exp=True)
         return means + others.log(), ()
