@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +58,7 @@ class Program:
             mode = "graph" if self._on_gpu else "traced"
         if mode == "graph" and not self._on_gpu:
             raise ValueError(f"`Fleet(mode='graph')` needs a GPU but the fleet is on: {device}.")
-        self.mode, self._memory_pool = mode, None
+        self._mode, self._memory_pool = mode, None
         self._step = functools.partial(step_one_run, signature)
         self._programs: dict[Any, Callable[..., tuple[State, Tensor]]] = {}
         self._step_number = torch.zeros((), dtype=torch.int64, device=device)
@@ -76,27 +75,11 @@ class Program:
     def _built(self, runs: Run, died: Tensor) -> Callable[..., tuple[State, Tensor]]:
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, runs)
         program: Any = vmap(self._step, in_dims=(dims,))
-        if self.mode != "eager":
-            try:
-                program = self._traced(program, runs)
-            except Unsupported:
-                raise
-            except Exception as error:  # whatever a user's model does: `vmap` works or explains
-                self._warn("traced", error)
-                self.mode = "eager"
-        if self._on_gpu and self.mode in ("graph", "compiled"):
-            try:
-                return self._captured(program, runs, died)
-            except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                self._warn("captured", error)
-                self.mode = "traced"
+        if self._mode != "eager":
+            program = self._traced(program, runs)
+        if self._on_gpu and self._mode in ("graph", "compiled"):
+            return self._captured(program, runs, died)
         return functools.partial(self._run, program)
-
-    def _warn(self, what: str, error: Exception) -> None:
-        text = f"The step of this fleet could not be {what} and runs as it is: {error}"
-        warnings.warn(text, stacklevel=5)
 
     def _run(self, program: Any, runs: Run, died: Tensor, step: int) -> tuple[State, Tensor]:
         with torch.no_grad(), _random_numbers_refused():
@@ -128,7 +111,7 @@ class Program:
             graph = make_fx(functionalize(of_tensors, remove="mutations"))(*copies)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        run: Any = torch.compile(graph, dynamic=False) if self.mode == "compiled" else graph
+        run: Any = torch.compile(graph, dynamic=False) if self._mode == "compiled" else graph
         return lambda runs: run(*_tensors(runs))
 
     def _captured(self, program: Any, runs: Run, died: Tensor) -> Callable[..., Any]:
