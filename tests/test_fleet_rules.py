@@ -142,7 +142,7 @@ def test_a_method_in_two_parts_must_be_whole():
 def test_terms_without_a_rule_are_refused():
     model = network(0)
     optimizer = sgd(model, 0.1)
-    refused("no rule for a Linear", optimizer, nn.Linear(1, 1))
+    refused("one term, but Linear", optimizer, nn.Linear(1, 1))
     dual = fcco.terms.DualTerm(fcco.outer.Hinge(), 4, dual_step=1.0)
     refused("DualTerm", optimizer, fcco.Compositional(model, optimizer, dual))
     hinge: dict[str, Any] = {"outer": fcco.outer.Hinge(), "num_inner": 4}
@@ -153,7 +153,7 @@ def test_terms_without_a_rule_are_refused():
     refused("refresh_every", optimizer, refreshed)
     one = fcco.terms.CoupledTerm(fcco.outer.Hinge(), fcco.tracker.ema_tracker(4))
     both = fcco.Compositional(model, optimizer, {"a": one, "b": one})
-    refused("Compositional of: CoupledTerm, CoupledTerm", optimizer, both)
+    refused("one term, but Compositional", optimizer, both)
     optimizer = sgd(model, 0.1)
     term = fcco.terms.CoupledTerm(
         fcco.outer.Hinge(), fcco.tracker.ema_tracker(4, offset=torch.ones(4))
@@ -164,7 +164,7 @@ def test_terms_without_a_rule_are_refused():
 def test_risks_are_refused():
     model = network(0)
     optimizer = sgd(model, 0.1)
-    refused("no rule for a AUC", optimizer, xrisk.AUC(model, optimizer, torch.arange(12) % 2))
+    refused("one term, but AUC", optimizer, xrisk.AUC(model, optimizer, torch.arange(12) % 2))
 
 
 def test_numbers_that_a_fleet_cannot_see_are_refused():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,20 +24,69 @@ from ..rules.arrays import per_row, tensor
 from ..rules.multipliers import Constraints, Multipliers, Scales
 from ..rules.proximal import proximal_value, regularised
 from ..rules.track import Pooled, Rows, Statistics, Track, Visit, automatic_width
-from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
+from ..terms import AbstractTerm, CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
 from ..terms.coupled import OuterTerm, weighted_mean, widest
 from ..terms.limits import Limits, excess, side
 from ..tracker import InnerTracker
-from .numbers import Numbers, put_numbers, take_numbers
 from .run import Estimate, Forward, Run, State, Unsupported, block_means, choose
 
-__all__ = ["CVaR", "Coupled", "Lagrangian", "Multiplied", "PlainLoss", "Switch", "Weighted"]
+__all__ = [
+    "Lagrangian",
+    "Numbers",
+    "Parts",
+    "PlainLoss",
+    "put_numbers",
+    "read_term",
+    "take_numbers",
+]
 
 STATISTICS = (*Statistics._fields, "pooled")
 """What is known of the error of u, by its names in the state."""
+TABLES = ("u", "seen", *STATISTICS)
+"""The state of a tracker."""
 
+Numbers = dict[str, Any]
+"""Numbers of a run by name (`lr`, `gamma`, `outer.scale`): tensors, or functions of the step."""
 Parts = tuple[Any, Numbers, State]
 """An estimator, and the numbers and the state of a run."""
+
+_ANY = torch.zeros(())
+"""Stands for a number: the very same object, so that values without their numbers are equal."""
+
+
+def take_numbers(value: Any, path: str) -> tuple[Any, Numbers]:
+    """A rule or an outer function without its numbers, and these by their path.
+
+    Example:
+        >>> import torch, fcco
+        >>> hinge, numbers = take_numbers(fcco.outer.Hinge(2.0), "outer.")
+        >>> numbers, hinge == take_numbers(fcco.outer.Hinge(5.0), "outer.")[0]
+        ({'outer.scale': 2.0}, True)
+        >>> put_numbers(hinge, "outer.", {"outer.scale": torch.tensor(3.0)})
+        Hinge(scale=tensor(3.))
+    """
+    if not dataclasses.is_dataclass(value):
+        raise Unsupported(
+            f"{value!r} is no dataclass: a fleet cannot tell which of its numbers may differ."
+        )
+    numbers: Numbers = {}
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        if isinstance(part, (int, float)) and field.type not in ("bool", "int", bool, int):
+            numbers[path + field.name] = float(part)
+        elif isinstance(part, Tensor) or not isinstance(part, Hashable):
+            raise Unsupported(
+                f"A fleet cannot compare `{type(value).__name__}.{field.name}`, "
+                f"a {type(part).__name__}, between runs."
+            )
+    return put_numbers(value, path, dict.fromkeys(numbers, _ANY)), numbers
+
+
+def put_numbers(value: Any, path: str, numbers: Numbers) -> Any:
+    """The value with the numbers of a run, which may be tensors."""
+    names = {field.name: path + field.name for field in dataclasses.fields(value)}
+    own = {name: numbers[key] for name, key in names.items() if key in numbers}
+    return dataclasses.replace(value, **own)
 
 
 @dataclass(frozen=True)
@@ -79,27 +128,16 @@ class Tracking:
     @classmethod
     def reading(cls, tracker: InnerTracker, numbers: Numbers, state: State, *own: Any) -> Parts:
         """The estimator with its `own` fields; what is the tracker's joins numbers and state."""
-        skips = tracker.on_nonfinite == "skip"
-        refused = {"refresh_every": tracker.refresh_every, "on_nonfinite='skip'": skips or None}
-        for option, given in {**refused, "offset": tracker.offset}.items():
-            if given is not None:
-                raise Unsupported(f"A fleet has no tracker with `{option}`.")
-        rule = tracker.rule
-        if rule.gamma is not None:
-            numbers["gamma"] = rule.gamma
-        if not isinstance(rule.correction, str):
-            numbers["correction"] = rule.correction
-            rule = dataclasses.replace(rule, correction=0.0)
-        rule = dataclasses.replace(rule, gamma=None)
+        kept = (tracker.refresh_every, tracker.offset, tracker.on_nonfinite)
+        if kept != (None, None, "raise"):
+            raise Unsupported(
+                "A fleet has no tracker with `refresh_every`, `offset` or `on_nonfinite='skip'`."
+            )
+        rule, of_rule = take_numbers(tracker.rule, "")
         tables = tracker.views
-        state |= {
-            name: tensor(tables[name]) for name in ("u", "seen", *STATISTICS) if name in tables
-        }
-        return (
-            cls(rule, tracker.read, tracker.sampled, tracker.needs_previous, *own),
-            numbers,
-            state,
-        )
+        state |= {name: tensor(tables[name]) for name in TABLES if name in tables}
+        estimator = cls(rule, tracker.read, tracker.sampled, tracker.needs_previous, *own)
+        return estimator, numbers | of_rule, state
 
     @property
     def log(self) -> bool:
@@ -108,7 +146,7 @@ class Tracking:
 
     def step(self, run: Run) -> Updated:
         """The passes of a step, and its tracking update (Alg. 1, line 7)."""
-        state, numbers, u = run.state, run.numbers, run.state["u"]
+        state, u = run.state, run.state["u"]
         previous = run.evaluate(run.previous, run.data.batch, u)[1] if self.needs_previous else None
         forward = run.forward(u)
         blocks, checked, came, number = forward.blocks, (previous,), None, u.shape[0]
@@ -123,8 +161,7 @@ class Tracking:
         if "pooled" in state:
             *statistics, pooled = (state[name] for name in STATISTICS)
             rows = rows._replace(statistics=Statistics(*statistics), pooled=Pooled(*pooled))
-        correction = numbers.get("correction", self.rule.correction)
-        rule = dataclasses.replace(self.rule, gamma=numbers.get("gamma"), correction=correction)
+        rule = put_numbers(self.rule, "", run.numbers)
         mask = None if came is None else per_row(came, u)
         visit = rule.step(rows, fresh, past, blocks=number, came=mask)
         seen = torch.ones_like(rows.seen) if mask is None else rows.seen | mask
@@ -180,13 +217,13 @@ class Coupled(Tracking):
 
     @classmethod
     def of(cls, term: CoupledTerm) -> Parts:
-        outer, numbers = take_numbers(term.outer, "outer")
+        outer, numbers = take_numbers(term.outer, "outer.")
         numbers |= {"weight": term.weight_schedule, **_smoothing(term), **_limits(term.limits)}
         return cls.reading(term.tracker, numbers, {}, outer, term.automatic)
 
     def gradient(self, run: Run) -> Estimate:
         updated, (high, low), numbers = self.step(run), _limits_of(run), run.numbers
-        u, outer = updated.u, put_numbers(self.outer, "outer", numbers)
+        u, outer = updated.u, put_numbers(self.outer, "outer.", numbers)
         high = per_row(high, u)
         beyond = excess(u, high, low, numbers["margin"])
 
@@ -329,7 +366,7 @@ class Lagrangian:
 
     @classmethod
     def of(cls, term: LagrangianTerm) -> Parts:
-        rule, numbers = take_numbers(term.rule, "rule")
+        rule, numbers = take_numbers(term.rule, "rule.")
         numbers |= {"coefficient": term.rounds.coefficient, "inner_steps": term.rounds.inner_steps}
         state = {"multiplier": term.multiplier, "last": term.last}
         if term.rule.follows_step:
@@ -364,6 +401,25 @@ class Lagrangian:
         change = change * side(values, *limits)
         now = regularised(excess(values, *limits, numbers["margin"]), change, proximal)
         before = choose(begins, now, run.state["last"])
-        rule = put_numbers(self.rule, "rule", numbers)
+        rule = put_numbers(self.rule, "rule.", numbers)
         y = rule.dual(y, now, before, numbers["inner_steps"])
         return {"multiplier": y, "last": now}
+
+
+_TERMS: dict[type, Callable[[Any], Parts]] = {
+    CoupledTerm: Coupled.of,
+    CVaRTerm: CVaR.of,
+    GroupWeights: Weighted.of,
+    MultiplierTerm: Multiplied.of,
+    LagrangianTerm: Lagrangian.of,
+    SwitchingTerm: Switch.of,
+}
+
+
+def read_term(term: AbstractTerm) -> Parts:
+    """The estimator of a term that has made no step."""
+    if type(term) not in _TERMS:
+        raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}.")
+    if term.step:
+        raise Unsupported(f"A fleet starts from the first step; this term has made {term.step}.")
+    return _TERMS[type(term)](term)

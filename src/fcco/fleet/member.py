@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..methods.lagrangian import LagrangianTerm, ProximalRound
-from ..methods.switching import SwitchingOptimizer, SwitchingTerm
+from ..methods.lagrangian import ProximalRound
+from ..methods.switching import SwitchingOptimizer
 from ..objective import Compositional
 from ..optim import MethodOptimizer
 from ..previous import parameters_of, unwrap
-from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
-from .estimators import Coupled, CVaR, Lagrangian, Multiplied, Parts, PlainLoss, Switch, Weighted
-from .numbers import Numbers
+from .estimators import Numbers, PlainLoss, read_term
 from .run import State, Unsupported
 from .updates import RoundLength, read_optimizer
 
@@ -63,16 +61,6 @@ class MemberParts(NamedTuple):
     round_length: RoundLength | None
 
 
-_TERMS: dict[type, Callable[[Any], Parts]] = {
-    CoupledTerm: Coupled.of,
-    CVaRTerm: CVaR.of,
-    GroupWeights: Weighted.of,
-    MultiplierTerm: Multiplied.of,
-    LagrangianTerm: Lagrangian.of,
-    SwitchingTerm: Switch.of,
-}
-
-
 def signature_of(member: Member) -> Signature:
     """The method of a member; members with the same one can be in one fleet.
 
@@ -114,8 +102,12 @@ def _read(given: Any, objective: Any) -> MemberParts:
     if objective is None:
         whole = not isinstance(optimizer, (ProximalRound, SwitchingOptimizer))
     else:
-        term = _only_term(objective)
-        estimator, numbers, state = _TERMS[type(term)](term)
+        terms = list(objective.terms.values()) if isinstance(objective, Compositional) else []
+        if len(terms) != 1:
+            kind = type(objective).__name__
+            raise Unsupported(f"A fleet holds objectives with one term, but {kind} is none.")
+        (term,) = terms
+        estimator, numbers, state = read_term(term)
         names, needs_loss = term.names, term.needs_objective or term.watches_objective
         stepped = objective.optimizer
         whole = isinstance(stepped, torch.optim.Optimizer) and unwrap(stepped) is optimizer
@@ -131,17 +123,6 @@ def _read(given: Any, objective: Any) -> MemberParts:
     held = (*sorted(numbers), *sorted(state))
     signature = Signature(estimator, update, length is not None, names, needs_loss, held)
     return MemberParts(signature, numbers, state, length)
-
-
-def _only_term(objective: Any) -> Any:
-    terms = list(objective.terms.values()) if isinstance(objective, Compositional) else []
-    kinds = [type(term) for term in terms]
-    if len(kinds) != 1 or kinds[0] not in _TERMS:
-        names = ", ".join(kind.__name__ for kind in kinds)
-        raise Unsupported(f"A fleet has no rule for a {type(objective).__name__} of: {names}.")
-    if terms[0].step:
-        raise Unsupported("A fleet starts from the first step, but the objective has made some.")
-    return terms[0]
 
 
 def _check_hooks(optimizer: torch.optim.Optimizer, own: Sequence[Any]) -> None:

@@ -22,8 +22,7 @@ from ..methods.lagrangian import ProximalRound
 from ..methods.switching import SwitchingOptimizer
 from ..optim import ProximalPoint
 from ..rules.proximal import envelope_gradient, proximal_step, pull_strength, running_average
-from .estimators import Lagrangian
-from .numbers import Numbers, put_numbers, take_numbers
+from .estimators import Lagrangian, Numbers, put_numbers, take_numbers
 from .run import Flag, Run, State, Unsupported, choose
 
 __all__ = ["Rounds", "read_optimizer"]
@@ -170,7 +169,7 @@ class RoundUpdate:
         if optimizer.inner_step:
             raise Unsupported("A fleet starts between rounds, but ProximalRound is within one.")
         primal, numbers, _ = _read_torch(optimizer.wrapped[0])
-        rule, _ = take_numbers(optimizer.rule, "rule")
+        rule, _ = take_numbers(optimizer.rule, "rule.")
         return cls(primal, Lagrangian(rule)), numbers, optimizer.inner_steps
 
     def start(self, weights: Tensor) -> State:
@@ -185,7 +184,7 @@ class RoundUpdate:
         anchor = choose(data.begins, point, state["anchor"])
         strength = pull_strength(run.numbers["coefficient"], y.sum())
         gradient = gradient + (point - anchor) * strength.to(point)
-        rule = put_numbers(self.lagrangian.rule, "rule", exact)
+        rule = put_numbers(self.lagrangian.rule, "rule.", exact)
         lr = exact["lr"] * rule.step(exact["inner_steps"])
         scaled = {"exact": {**exact, "lr": lr}, "numbers": {**run.numbers, "lr": lr.to(point)}}
         changed = self.primal.step(run._replace(**scaled), gradient, state)
