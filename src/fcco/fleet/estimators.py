@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -74,11 +74,8 @@ def take_numbers(value: Any, path: str) -> tuple[Any, Numbers]:
         part = getattr(value, field.name)
         if isinstance(part, (int, float)) and field.type not in ("bool", "int", bool, int):
             numbers[path + field.name] = float(part)
-        elif isinstance(part, Tensor) or not isinstance(part, Hashable):
-            raise Unsupported(
-                f"A fleet cannot compare `{type(value).__name__}.{field.name}`, "
-                f"a {type(part).__name__}, between runs."
-            )
+        elif isinstance(part, Tensor):  # two of them have no one answer to whether they are equal
+            raise Unsupported(f"A fleet cannot compare `{field.name}` of {value!r} between runs.")
     return put_numbers(value, path, dict.fromkeys(numbers, _ANY)), numbers
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from .. import _checks
 from .member import Member, read_members, stack_weights
 from .program import MODES, Program
-from .run import BUFFER, Data, ModelFunction, Run, State
+from .run import MODEL, Data, ModelFunction, Run, State
 from .updates import Rounds
 
 __all__ = ["Fleet"]
@@ -85,7 +85,7 @@ class Fleet:
         facts = (shapes, signature.names, signature.needs_loss)
         self._function = ModelFunction(members[0].model, function, *facts)
         self.state: State = {"weights": vectors, **vmap(signature.update.start)(vectors)}
-        self.state |= {BUFFER + name: value for name, value in buffers.items()}
+        self.state |= {MODEL + name: value for name, value in buffers.items()}
         for name in parts[0].state:
             self.state[name] = torch.stack([p.state[name] for p in parts]).to(self.device)
         if signature.estimator.needs_previous:
@@ -192,8 +192,8 @@ class Fleet:
 
     def buffers(self) -> dict[str, Tensor]:
         """The buffers of all runs by name, and parameters that are not trained; no copies."""
-        buffers = {k: v for k, v in self.state.items() if k.startswith(BUFFER)}
-        return {**self._fixed, **{k.removeprefix(BUFFER): v for k, v in buffers.items()}}
+        own = {k.removeprefix(MODEL): v for k, v in self.state.items() if k.startswith(MODEL)}
+        return {**self._fixed, **own}
 
     def load_into(self, run: int, model: nn.Module) -> None:
         """Put the weights and buffers of a run into a model of its own, of the same shape."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -132,24 +133,20 @@ def _check_hooks(optimizer: torch.optim.Optimizer, own: Sequence[Any]) -> None:
     tracking step, copy w_{t-1} and guard wrapped optimizers.
     """
     if any("initial_lr" in group for group in optimizer.param_groups):
-        raise Unsupported(
-            "A fleet does not see a learning rate scheduler; use "
-            "`Fleet.set_hyperparameters(lr=...)`."
-        )
-    # torch has no public list of them.
-    hooks = [*optimizer._optimizer_step_pre_hooks.values()]
-    for hook in (*hooks, *optimizer._optimizer_step_post_hooks.values()):
-        owner = getattr(hook, "__self__", None)  # of a bound method
-        if owner is None or all(owner is not allowed for allowed in own):
-            what = hook.__qualname__ if owner is None else type(owner).__name__
-            raise Unsupported(
-                f"A fleet would leave out what {what} does at each step of "
-                f"{type(optimizer).__name__}: only the hooks of the member's own objective are "
-                "part of the method."
-            )
-    if isinstance(optimizer, MethodOptimizer):
-        for wrapped in optimizer.wrapped:
-            _check_hooks(wrapped, own)
+        text = "A fleet does not see a learning rate scheduler; use"
+        raise Unsupported(f"{text} `Fleet.set_hyperparameters(lr=...)`.")
+    wrapped = optimizer.wrapped if isinstance(optimizer, MethodOptimizer) else ()
+    for each in (optimizer, *wrapped):  # torch has no public list of the hooks
+        hooks = (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
+        for hook in (hook for some in hooks for hook in some.values()):
+            owner = hook.__self__ if inspect.ismethod(hook) else hook
+            if all(owner is not allowed for allowed in own):
+                what = hook.__qualname__ if owner is hook else type(owner).__name__
+                raise Unsupported(
+                    f"A fleet would leave out what {what} does at each step of "
+                    f"{type(each).__name__}: only the hooks of the member's own objective are "
+                    "part of the method."
+                )
 
 
 def stack_weights(members: Sequence[Member], device: Any = None) -> tuple[State, State, State]:
@@ -158,25 +155,24 @@ def stack_weights(members: Sequence[Member], device: Any = None) -> tuple[State,
     Raises:
         Unsupported: when models differ in more than their weights.
     """
-    facts, tensors = functools.cache(_facts), functools.cache(_tensors)
+    built, tensors = functools.cache(_built), functools.cache(_tensors)
     # Of runs that share an optimizer, the first has the parameters that it moves.
     of_optimizer = {id(member.optimizer): member for member in reversed(members)}
     trained = {key: _trained(member) for key, member in of_optimizer.items()}
-    names, rows = trained[id(members[0].optimizer)], [tensors(member.model) for member in members]
-    first: dict[str, object] = {}
-    for run, member in enumerate(members):
-        own = {"set of trained parameters": trained[id(member.optimizer)], **facts(member.model)}
-        first = first or own
-        for fact, value in own.items():
-            if value != first[fact]:
-                raise Unsupported(f"The model of run {run} has another {fact} than that of run 0.")
+    plans = [(trained[id(member.optimizer)], *built(member.model)) for member in members]
+    for run, plan in enumerate(plans):
+        for own, first in zip(plan, plans[0], strict=True):
+            if own != first:
+                text = "The models of a fleet must differ in their weights alone, but run"
+                raise Unsupported(f"{text} {run} and run 0 have:\n{own}\n{first}")
+    names, rows = plans[0][0], [tensors(member.model) for member in members]
     dtypes = {rows[0][name].dtype for name in names}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
         raise Unsupported(
             "A fleet trains weights that are all of single or all of double precision, not of "
             f"{', '.join(sorted(map(str, dtypes)))}."
         )
-    table = {name: torch.stack([row[name] for row in rows]).to(device) for name in rows[0]}
+    table = {name: torch.stack([row[name].detach() for row in rows]).to(device) for name in rows[0]}
     buffers = {name: table.pop(name) for name, _ in members[0].model.named_buffers()}
     return {name: table.pop(name) for name in names}, buffers, table
 
@@ -187,34 +183,25 @@ def _trained(member: Member) -> tuple[str, ...]:
     ids, moving = {id(p) for p in stepped}, {n: p for n, p in model.items() if p.requires_grad}
     if {id(p) for p in model.values()} & ids:  # an optimizer of this very model
         moving = {name: p for name, p in moving.items() if id(p) in ids}
-    elif (shapes := [p.shape for p in stepped if p.requires_grad]) != [
-        p.shape for p in moving.values()
-    ]:
+    elif [p.shape for p in stepped if p.requires_grad] != [p.shape for p in moving.values()]:
         raise Unsupported(
-            "`Member(optimizer=...)` holds parameters of another model than `model`, and of other "
-            f"shapes: {[*map(tuple, shapes)]}."
+            "`Member(optimizer=...)` holds parameters of another model than `model`, of other "
+            f"shapes: {[tuple(p.shape) for p in stepped]}."
         )
     if not moving:
         raise Unsupported("`Member(optimizer=...)` moves no parameter of `model`.")
     return tuple(moving)
 
 
-def _facts(model: nn.Module) -> dict[str, object]:
-    """What models of one fleet must share, by a word for it; hooks of parameters are refused."""
+def _built(model: nn.Module) -> tuple[Any, Any]:
+    """What models of one fleet share: tensors and modules; hooks of parameters are refused."""
     for name, parameter in model.named_parameters():
         # torch has no public list of them.
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             raise Unsupported(f"A fleet cannot follow the hooks of the parameter {name}.")
-    tensors, modules = _tensors(model), list(model.named_modules())
-    return {
-        "shape": {name: value.shape for name, value in tensors.items()},
-        "precision": {name: value.dtype for name, value in tensors.items()},
-        "set of frozen parameters": {n: p.requires_grad for n, p in model.named_parameters()},
-        "mode (`train` or `eval`)": [module.training for _, module in modules],
-        "structure": [(name, type(m), m.extra_repr()) for name, m in modules],
-    }
+    tensors = {n: (tuple(x.shape), x.dtype, x.requires_grad) for n, x in _tensors(model).items()}
+    return tensors, [(n, type(m), m.extra_repr(), m.training) for n, m in model.named_modules()]
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    both = [*model.named_parameters(), *model.named_buffers()]
-    return {name: value.detach() for name, value in both}
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

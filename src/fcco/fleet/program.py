@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,9 +67,17 @@ class Program:
         leaves, spec = tree_flatten(runs.data)
         known = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         key = (str(spec), *known)  # what one program can serve: all but the values of tensors
-        if key not in self._programs:
-            self._programs[key] = self._built(runs, died)
-        return self._programs[key](runs, died, step)
+        try:
+            if key not in self._programs:
+                self._programs[key] = self._built(runs, died)
+            return self._programs[key](runs, died, step)
+        except RuntimeError as error:  # what `vmap` says of it means something else for a fleet
+            if "randomness" not in str(error):
+                raise
+            raise Unsupported(
+                "A fleet needs a model and a function without random numbers (such as dropout): a "
+                "run alone could not draw the same ones."
+            ) from error
 
     def _built(self, runs: Run, died: Tensor) -> Callable[..., tuple[State, Tensor]]:
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, runs)
@@ -82,7 +89,7 @@ class Program:
         return functools.partial(self._run, program)
 
     def _run(self, program: Any, runs: Run, died: Tensor, step: int) -> tuple[State, Tensor]:
-        with torch.no_grad(), _random_numbers_refused():
+        with torch.no_grad():
             state, good, loss = program(runs)
         kept = good & (died < 0)
         # On a CPU a look at the flags costs nothing, and copies of all weights do.
@@ -104,7 +111,7 @@ class Program:
             parts = [next(given) if part is Tensor else part for part in constants]
             return mapped(tree_unflatten(parts, spec))
 
-        with torch.no_grad(), _random_numbers_refused():
+        with torch.no_grad():
             # Copies: two inputs that are one tensor by chance would be traced as one for ever.
             copies = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
             # Without operations in place, what nobody uses can be left out.
@@ -166,17 +173,3 @@ def _separate(state: State) -> None:
         if place in places or not value.is_contiguous():
             state[name] = value.clone()
         places.add(place)
-
-
-@contextlib.contextmanager
-def _random_numbers_refused() -> Iterator[None]:
-    """What `vmap` says of random numbers means something else for a fleet."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "randomness" not in str(error):
-            raise
-        raise Unsupported(
-            "A fleet needs a model and a function without random numbers (such as dropout): a "
-            "run alone could not draw the same ones."
-        ) from error

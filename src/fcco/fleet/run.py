@@ -20,10 +20,12 @@ __all__ = ["Data", "Estimate", "Forward", "ModelFunction", "Run", "State", "Unsu
 
 State = dict[str, Tensor]
 """What a step changes, by name; in a fleet every tensor has one row per run."""
+Outputs = tuple[Tensor, Tensor, Tensor, State]
+"""Of a pass: g_0 (or 0), the entries to track, those that carry the gradient, and the buffers."""
 Flag = bool | Tensor
 """A bool that holds for all runs and selects what is computed, or a tensor with one per run."""
-BUFFER = "buffer."
-"""Prefix of the buffers of the model in the state."""
+MODEL = "model."
+"""Prefix of the buffers of the model in the state, and of the names within `ModelFunction`."""
 
 
 class Unsupported(ValueError):
@@ -101,26 +103,15 @@ class ModelFunction(nn.Module):
         self.model, self.shapes, self.names, self.needs_loss = model, shapes, names, needs_loss
         self._function = (function,)  # a tuple hides it: it may be a module that holds the model
 
-    def forward(self, batch: Any) -> Any:
-        return self._function[0](self.model, batch)
-
     def unpack(self, vectors: Tensor) -> dict[str, Tensor]:
         """The parameters by name, as views of a vector, or of one per run."""
         parts = vectors.split([shape.numel() for shape in self.shapes.values()], dim=-1)
-        return {
-            name: part.view(*vectors.shape[:-1], *shape)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        pairs = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view(*vectors.shape[:-1], *shape) for (name, shape), part in pairs}
 
-    def outputs(self, values: State, batch: Any) -> tuple[Tensor | None, Any, Any]:
-        """g_0, the entries to track, and those that carry the gradient; None where there are none.
-
-        Args:
-            values: parameters and buffers by name.
-            batch: of the function.
-        """
-        given = {f"model.{name}": value for name, value in values.items()}
-        loss, entries = split(functional_call(self, given, (batch,)))
+    def forward(self, batch: Any) -> tuple[Tensor | None, Any, Any]:
+        """g_0, the entries to track, and those that carry the gradient; None where it has none."""
+        loss, entries = split(self._function[0](self.model, batch))
         if loss is None and isinstance(entries, Tensor) and entries.dim() == 0:
             loss, entries = entries, None
         if loss is None and self.needs_loss:
@@ -143,15 +134,6 @@ class Estimate(NamedTuple):
     state: State  # what changed
     loss: Tensor  # g_0 of the batch, for logs
     good: Tensor  # whether all values were finite; else the run is frozen before this step
-
-
-class Pass(NamedTuple):
-    """What a forward pass gives."""
-
-    loss: Tensor  # g_0, or 0
-    values: Tensor  # the entries to track
-    carrier: Tensor  # the entries that carry the gradient
-    buffers: State  # of the model after it, by their names in the state
 
 
 class Forward(NamedTuple):
@@ -213,8 +195,8 @@ class Run(NamedTuple):
 
     def evaluate(
         self, vector: Tensor, batch: Any, table: Tensor, written: State | None = None
-    ) -> Pass:
-        """A forward pass.
+    ) -> Outputs:
+        """A forward pass at some weights.
 
         Args:
             vector: the weights.
@@ -222,18 +204,17 @@ class Run(NamedTuple):
             table: with a row for each block; entries are like its rows.
             written: the buffers that an earlier pass of the step has left.
         """
-        state = self.state if written is None else {**self.state, **written}
+        function, state = self.function, {**self.state, **(written or {})}
         # Copies: a pass writes into its buffers, and every pass of a step starts from the same.
-        buffers = {k: v.clone() for k, v in state.items() if k.startswith(BUFFER)}
-        values = {k.removeprefix(BUFFER): v for k, v in buffers.items()}
-        values |= {**self.fixed, **self.function.unpack(vector)}
-        loss, entries, carrier = self.function.outputs(values, batch)
+        buffers = {k: v.clone() for k, v in state.items() if k.startswith(MODEL)}
+        weights = {MODEL + k: v for k, v in {**self.fixed, **function.unpack(vector)}.items()}
+        loss, entries, carrier = functional_call(function, {**buffers, **weights}, (batch,))
         loss = vector.new_zeros(()) if loss is None else loss
         if table.shape[0] == 0:  # a plain loss has no blocks
-            return Pass(loss, table, table, buffers)
+            return loss, table, table, buffers
         tracked = self._entries(entries, table)
         carrier = tracked if carrier is entries else self._entries(carrier, table)
-        return Pass(loss, tracked, carrier, buffers)
+        return loss, tracked, carrier, buffers
 
     def _entries(self, values: Tensor | None, table: Tensor) -> Tensor:
         """Entries in the precision of the table, and in its shape: (E,) or (E, d1)."""
@@ -257,18 +238,18 @@ class Run(NamedTuple):
             table: see `evaluate`.
             measured: the values are wanted too, not the gradient alone.
         """
-        point, batch = self.state["weights"], self.gradient_batch
-        first = None
+        point, values, written = self.state["weights"], None, None
         if measured and self.data.gradient_batch is not None:
-            first = self.evaluate(point, self.data.batch, table)
+            _, values, _, written = self.evaluate(point, self.data.batch, table)
 
-        def outputs(vector: Tensor) -> tuple[tuple[Tensor, Tensor], Pass]:
-            found = self.evaluate(vector, batch, table, None if first is None else first.buffers)
-            return (found.loss, found.carrier), found
+        def outputs(vector: Tensor) -> tuple[tuple[Tensor, Tensor], Outputs]:
+            found = self.evaluate(vector, self.gradient_batch, table, written)
+            return (found[0], found[2]), found
 
         _, pull_back, found = vjp(outputs, point, has_aux=True)  # type: ignore[misc]
-        blocks, values = _all_blocks(self.data.index, table), (first or found).values
-        return Forward(found.loss, values, found.carrier, blocks, found.buffers, pull_back)
+        loss, own, carrier, buffers = found
+        blocks = _all_blocks(self.data.index, table)
+        return Forward(loss, own if values is None else values, carrier, blocks, buffers, pull_back)
 
     def along(
         self, point: Tensor, move: Tensor, batch: Any, table: Tensor
@@ -276,10 +257,10 @@ class Run(NamedTuple):
         """The means of the blocks of a batch at some weights, and their derivative along a move."""
 
         def means(vector: Tensor) -> Tensor:
-            found = self.evaluate(vector, batch, table)
-            if found.carrier is not found.values:
+            _, entries, carrier, _ = self.evaluate(vector, batch, table)
+            if carrier is not entries:
                 raise Unsupported("A fleet has no derivative of `Measured` values along a step.")
-            return block_means(found.values, _all_blocks(self.data.index, table))
+            return block_means(entries, _all_blocks(self.data.index, table))
 
         values, pull_back = vjp(means, point)  # type: ignore[misc]
         # J^T y is linear in y: its derivative along y, applied to v, is J v.

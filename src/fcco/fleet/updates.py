@@ -202,9 +202,10 @@ class RoundUpdate:
 
 def _of_switching(optimizer: SwitchingOptimizer) -> Update:
     """That of its only optimizer: the gradient is that of one of the branches."""
-    if len(optimizer.wrapped) > 1:
+    first, *others = optimizer.wrapped
+    if others:
         raise Unsupported("A fleet has no SSG with an optimizer of its own for the constraints.")
-    return _read_torch(optimizer.wrapped[0])
+    return _read_torch(first)
 
 
 _METHODS: dict[type, Callable[[Any], Update]] = {
