@@ -20,7 +20,6 @@ from torch.nn.functional import softplus
 import fcco
 from fcco.fleet import Fleet, Member
 from fcco.methods import alexr, ooa
-from fcco.methods.switching import PolyakStep
 
 DOUBLE, BLOCKS, PER_BLOCK, STEPS, RUNS = torch.float64, 4, 3, 25, 3
 ROWS = BLOCKS * PER_BLOCK
@@ -145,19 +144,15 @@ class Case:
         return Batches.of(seed, self.sampled, self.steps)
 
     def _other(self, seed: int, first: int) -> Batches:
-        """An independent batch of the same blocks, in another order."""
+        """An independent batch of the same blocks."""
         one, other = self._draw(first), self._draw(seed)
-        return Batches(other.x, other.y, one.block.flip(1) if self.indexed else one.block)
+        return Batches(other.x, other.y, one.block)
 
     def step_fleet(self, fleet: Fleet, step: int) -> Tensor:
         both = [[pair[k].at(step) for pair in self.batches] for k in (0, 1)]
         first, other = ({k: torch.stack([b[k] for b in rows]) for k in rows[0]} for rows in both)
-        index = {"index": first["block"]} if self.indexed else {}
-        if not self.independent:
-            return fleet.step(first, **index)
-        if self.indexed:
-            index["gradient_index"] = other["block"]
-        return fleet.step(first, other, **index)
+        index = first["block"] if self.indexed else None
+        return fleet.step(first, other if self.independent else None, index=index)
 
     def step_alone(self, member: Member, run: int, step: int) -> None:
         first, other = (each.at(step) for each in self.batches[run])
@@ -168,20 +163,18 @@ class Case:
             loss = loss[0] if isinstance(loss, tuple) else loss
         else:
             more: dict[str, Any] = {"gradient": call(other)} if self.independent else {}
-            if self.independent and self.indexed:
-                more["gradient_index"] = other["block"]
             loss = objective(call(first), first["block"] if self.indexed else None, **more)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    def alone(self) -> list[dict[str, Tensor]]:
-        """What the runs hold after all steps, each trained by itself."""
+    def alone(self) -> list[Member]:
+        """The runs after all steps, each trained by itself."""
         members = [self.member(run) for run in range(RUNS)]
         for run, member in enumerate(members):
             for step in range(self.steps):
                 self.step_alone(member, run, step)
-        return [self.held(member) for member in members]
+        return members
 
     def held(self, member: Member) -> dict[str, Tensor]:
         parts = [p.detach().reshape(-1) for p in member.model.parameters()]
@@ -199,20 +192,20 @@ def parameters(member: Member) -> list[Tensor]:
     return list(member.model.parameters())
 
 
-def tracked(objective: Any) -> Tensor:
-    tracker = objective.term.tracker
-    return tracker.value.squeeze(-1) if tracker.dim == 1 else tracker.value
+def table(name: str) -> tuple[str, Callable[[Any], Tensor]]:
+    """A table of the tracker, in the shape that rules see."""
+    return name, lambda objective: torch.as_tensor(objective.term.tracker.views[name])
 
 
-TRACKED = (("tracked", tracked), ("seen", lambda objective: objective.term.tracker.seen))
+VALUES = (table("u"),)
+TRACKED = (*VALUES, table("seen"))
+LEARNED = (
+    *TRACKED, *map(table, ("latest", "difference", "innovation", "visits", "pooled")),
+)  # fmt: skip
 DUAL = (("multiplier", lambda o: o.term.multiplier), ("last", lambda o: o.term.last))
-GROUPS = (("group_weights", lambda o: o.group_weights()), ("tracked", tracked))
-VALUES = (("tracked", tracked),)
-ERROR = tuple(
-    (f"error.{name}", lambda o, name=name: o.term.tracker.estimate.get_buffer(name))
-    for name in ("latest", "difference", "innovation", "visits", "pooled")
-)
-THRESHOLD = (*TRACKED, ("threshold", lambda objective: objective.threshold))
+GROUPS = (("group_weights", lambda o: o.group_weights()), *VALUES)
+S = ("threshold", lambda objective: objective.threshold)
+THRESHOLD = (*TRACKED, S)
 
 
 def sgd(model: nn.Module, lr: float, **options: Any) -> torch.optim.Optimizer:
@@ -393,14 +386,6 @@ def switching(kind: str) -> Any:
             options["threshold"] = [0.05, falls, lambda t: 0.1 * (t % 3)][run]
         elif kind == "measured":
             options["threshold"] = "auto"
-        elif kind == "polyak":
-            options["constraint_optimizer"] = PolyakStep(model.parameters(), lr=1.0 - 0.2 * run)
-        elif kind == "momentum":
-            update = momentum(model, run)
-            options["constraint_optimizer"] = sgd(model, 0.03, momentum=0.5 + 0.1 * run)
-        elif kind == "two":
-            update = adam(model, run, weight_decay=0.01)
-            options["constraint_optimizer"] = sgd(model, 0.04 - 0.01 * run, weight_decay=0.1)
         tolerance: Any = [0.15, [0.1, 0.2, 0.05, 0.15], 0.0][run]
         if kind == "below":
             tolerance = BELOW[run]
@@ -488,7 +473,6 @@ SAMPLED: dict[str, Any] = {"inner": by_row, "indexed": True, "sampled": True}
 GROUPED: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True}
 LOGARITHMS: dict[str, Any] = SAMPLED | {"inner": logarithms_by_row}
 FILLED: dict[str, Any] = {"inner": by_row, "indexed": True, "independent": True}
-LEARNED = (*TRACKED, *ERROR)
 MULTIPLIED: dict[str, Any] = {
     "steps": 60,
     "of": (*LEARNED, *((name, lambda o, name=name: getattr(o.term, name))
@@ -539,9 +523,7 @@ CASES: dict[str, Case] = {
     "oss-independent": Case(queue((2, 4, 4)), of=DUAL, **FILLED),
     "ssg": Case(switching("one"), of=VALUES, independent=True),
     "ssg-scheduled": Case(switching("scheduled"), of=VALUES),
-    "ssg-polyak": Case(switching("polyak"), of=VALUES),
-    "ssg-momentum": Case(switching("momentum"), of=VALUES),
-    "ssg-two": Case(switching("two"), of=VALUES, inner=by_row, indexed=True),
+    "ssg-rows": Case(switching("one"), of=VALUES, inner=by_row, indexed=True),
     "ooa-kl": Case(online(momentum), of=GROUPS, **GROUPED),
     "ooa-euclidean": Case(online(momentum, geometry="euclidean"), of=GROUPS, independent=True,
                           **GROUPED),
@@ -556,7 +538,7 @@ CASES: dict[str, Case] = {
     "cvar-independent": Case(cvar(adam, smoothing=positive), of=TRACKED, **GROUPED,
                              independent=True),
     "cvar-automatic": Case(cvar(momentum, smoothing="auto", gamma="auto"),
-                           of=(*THRESHOLD, *ERROR), **GROUPED),
+                           of=(*LEARNED, S), **GROUPED),
     "cvar-automatic-gamma": Case(cvar(adam, smoothing=0.0, gamma="auto"), of=LEARNED, **GROUPED),
     "all-blocks": Case(
         automatic(momentum, lambda run: fcco.outer.Hinge(1.0 + run), sampled=False),

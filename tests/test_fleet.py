@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import fcco
 from fcco.fleet import Fleet, Member, Unsupported, group_members
-from fcco.methods.switching import PolyakStep
 
 DOUBLE = torch.float64
 MODES = ("eager", "traced")
@@ -267,7 +266,7 @@ def test_a_fleet_goes_back_to_its_start() -> None:
 
 def test_a_checkpoint_of_another_fleet_is_refused() -> None:
     small, large = (Fleet([member(seed=s) for s in range(n)], inner) for n in (2, 3))
-    with pytest.raises(ValueError, match=r"load_state_dict.*2 runs of 21 weights.*3 of 21"):
+    with pytest.raises(ValueError, match=r"load_state_dict.*another number of runs"):
         large.load_state_dict(small.state_dict())
     plain = Fleet([member("plain", s) for s in range(2)], plain_inner)
     for fleet, other in ((plain, small), (small, plain)):
@@ -431,31 +430,6 @@ def test_dropout_is_refused(mode: str) -> None:
     assert same(before, fleet.state, range(2)) and fleet.steps == 0
 
 
-def test_map_evaluates_each_run() -> None:
-    def outputs(model: Any, inputs: Tensor, factor: Tensor) -> dict[str, Tensor]:
-        return {"scores": factor * model(inputs), "bias": model[3].bias.sum()}
-
-    streams = [0, 1, 1, 0, 1]
-    fleet = Fleet(
-        [member(seed=s, build=normed) for s in range(5)], inner, streams=streams, mode="eager"
-    )
-    for batch in batches(2, 2):
-        fleet.step(batch)
-    before = {name: value.clone() for name, value in fleet.buffers().items()}
-    rows = (batches(2, 1)[0][0], torch.tensor([1.0, 2.0]))
-    whole = fleet.map(outputs, *rows)
-    for chunk in (1, 2, 5, 9):
-        parts = fleet.map(outputs, *rows, chunk=chunk)
-        assert all(torch.allclose(parts[k], whole[k], atol=1e-14) for k in whole)
-    assert whole["scores"].shape == (5, 8, 1) and not whole["scores"].requires_grad
-    assert same(before, fleet.buffers(), range(5)), "running statistics are left alone"
-    for place, stream in enumerate(streams):
-        model = normed().double()
-        fleet.load_into(place, model)
-        alone = outputs(model, rows[0][stream], rows[1][stream])
-        assert all(torch.allclose(whole[k][place], alone[k], atol=1e-14) for k in alone)
-
-
 # --- the program ----------------------------------------------------------------------------------
 
 
@@ -470,28 +444,6 @@ def test_programs_do_not_merge_tensors_that_are_one_by_chance() -> None:
     for batch in data[1:]:
         fleet.step(batch)
     close_to_single(fleet, [alone(run, [row(b, r) for b in data]) for r, run in enumerate(singles)])
-
-
-def test_what_cannot_be_traced_runs_as_it_is() -> None:
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    def refusing(model: Any, batch: Any) -> Any:
-        if get_proxy_mode() is not None:
-            raise RuntimeError("no tracing here")
-        return inner(model, batch)
-
-    eager, other = (
-        Fleet([member(seed=s) for s in range(2)], each, mode=mode)
-        for each, mode in ((inner, "eager"), (refusing, "traced"))
-    )
-    data = batches(2, 4)
-    eager.step(data[0])
-    with pytest.warns(UserWarning, match="could not be traced and runs as it is: no tracing here"):
-        other.step(data[0])
-    for batch in data[1:]:
-        eager.step(batch)
-        other.step(batch)
-    assert same(eager.state, other.state, range(2))
 
 
 def test_batches_of_another_size_get_a_program_of_their_own() -> None:
@@ -524,16 +476,15 @@ def test_wrong_settings(number: int, options: Any, message: str) -> None:
 
 def test_a_batch_with_other_rows() -> None:
     fleet = Fleet([member(seed=s) for s in range(2)], inner, mode="eager")
-    with pytest.raises(ValueError, match=r"shape \(3, 8, 3\).*each of 2 runs"):
+    with pytest.raises(ValueError, match=r"2 rows, one for each run .*shape \(3, 8, 3\)"):
         fleet.step(batches(3, 1)[0])
     assert fleet.steps == 0
 
 
 def test_a_stream_that_is_not_there() -> None:
     fleet = Fleet([member(seed=s) for s in range(2)], inner, streams=[0, 5])
-    for call in (fleet.step, lambda batch: fleet.map(lambda model, each: each, batch)):
-        with pytest.raises(ValueError, match=r"streams=...\)` names 6 rows.*shape \(2, 8, 3\)"):
-            call(batches(2, 1)[0])
+    with pytest.raises(ValueError, match=r"6 rows.* of its streams.*shape \(2, 8, 3\)"):
+        fleet.step(batches(2, 1)[0])
 
 
 def test_unknown_hyperparameters() -> None:
@@ -554,31 +505,27 @@ def test_hyperparameters_that_follow_a_schedule_cannot_be_set() -> None:
 
 
 def test_hyperparameters_have_short_names() -> None:
-    """Of two optimizers, the first has the short ones."""
     model = network().to(DOUBLE)
-    steps = torch.optim.SGD(model.parameters(), lr=0.1)
-    polyak = PolyakStep(model.parameters(), lr=0.5)
-    objective = fcco.constrained(
-        model, steps, 4, "ssg", threshold=0.2, constraint_optimizer=polyak,
-        tolerance=[1.0, 2.0, 3.0, 4.0],
-    )  # fmt: skip
-    objective_optimizer: Any = objective.optimizer
-    fleet = Fleet([Member(model, objective_optimizer, objective)] * 2, inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    limits = [1.0, 2.0, 3.0, 4.0]
+    objective = fcco.constrained(model, optimizer, 4, "ssg", threshold=0.2, tolerance=limits)
+    own: Any = objective.optimizer
+    fleet = Fleet([Member(model, own, objective)] * 2, inner)
     names = {name: value.tolist() for name, value in fleet.hyperparameters.items()}
     assert names.pop("tolerance") == [[1.0, 2.0, 3.0, 4.0]] * 2
     assert {name: value[0] for name, value in names.items()} == {
         "lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0,
-        "constraint.lr": 0.5, "threshold": 0.2, "margin": 0.0, "gamma": 1.0, "correction": 0.0,
+        "threshold": 0.2, "margin": 0.0, "gamma": 1.0, "correction": 0.0,
     }  # fmt: skip
-    fleet.set_hyperparameters(tolerance=[0.5, 0.6], lr=0.3, **{"constraint.lr": [0.6, 0.7]})
+    fleet.set_hyperparameters(tolerance=[0.5, 0.6], lr=0.3, threshold=[0.6, 0.7])
     assert fleet.hyperparameters["tolerance"].tolist() == [[0.5] * 4, [0.6] * 4]
     assert fleet.hyperparameters["lr"].tolist() == [0.3, 0.3]
-    assert fleet.hyperparameters["constraint.lr"].tolist() == [0.6, 0.7]
+    assert fleet.hyperparameters["threshold"].tolist() == [0.6, 0.7]
 
 
 def test_members_of_several_methods() -> None:
     members = [member("sonex"), member("plain"), member("sonex", 1), member("alexr2")]
-    with pytest.raises(Unsupported, match=r"run 1 .*run 0.*group_members"):
+    with pytest.raises(Unsupported, match=r"(?s)group_members.*run 1 and run 0"):
         Fleet(members, inner)
     assert list(group_members(members).values()) == [[0, 2], [1], [3]]
 
@@ -591,12 +538,12 @@ def sgd(model: nn.Module, parameters: Any = None, **options: Any) -> Member:
 def test_runs_that_do_not_train_the_same_parameters() -> None:
     partly = network()
     for other in (sgd(partly, partly[2].parameters()), sgd(half_frozen())):  # type: ignore[index]
-        with pytest.raises(Unsupported, match=r"run 1 and run 0 differ in: 0.bias, 0.weight"):
+        with pytest.raises(Unsupported, match=r"run 1 and run 0 have:\n.*2.bias"):
             Fleet([sgd(network()), other], plain_inner)
     shared = sgd(partly, partly[2].parameters())  # type: ignore[index]
     fleet = Fleet([shared, Member(network(), shared.optimizer)], plain_inner)
     assert list(fleet.weights()) == ["2.weight", "2.bias"]
-    with pytest.raises(Unsupported, match="run 1 has another set of frozen"):
+    with pytest.raises(Unsupported, match=r"(?s)run 1 and run 0 have.*0.weight.*False"):
         Fleet([shared, Member(half_frozen(), shared.optimizer)], plain_inner)
 
 
@@ -605,11 +552,11 @@ def test_models_that_compute_something_else() -> None:
         return nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(slope), nn.Linear(4, 1))
 
     wide = nn.Sequential(nn.Linear(3, 5), nn.LeakyReLU(0.1), nn.Linear(5, 1))
-    with pytest.raises(Unsupported, match="run 1 has another shape"):
+    with pytest.raises(Unsupported, match=r"(?s)run 1 and run 0 have.*5, 3.*4, 3"):
         Fleet([sgd(leaky(0.1)), sgd(wide)], plain_inner)
-    with pytest.raises(Unsupported, match="run 1 has another structure"):
+    with pytest.raises(Unsupported, match=r"(?s)run 1 and run 0 have.*0.2.*0.1"):
         Fleet([sgd(leaky(0.1)), sgd(leaky(0.2))], plain_inner)
-    with pytest.raises(Unsupported, match="run 1 has another mode"):
+    with pytest.raises(Unsupported, match=r"(?s)run 1 and run 0 have.*False.*True"):
         Fleet([sgd(normed()), sgd(normed().eval())], plain_inner)
 
 
@@ -627,26 +574,6 @@ def test_hooks_of_parameters() -> None:
         getattr(model[0].weight, name)(lambda value: None)  # type: ignore[index]
         with pytest.raises(Unsupported, match=r"hooks of the parameter 0\.weight"):
             Fleet([sgd(model)], plain_inner)
-
-
-def test_parameters_that_nothing_depends_on() -> None:
-    """`torch.optim` leaves them where they are, also with weight decay."""
-
-    def spare(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return plain_inner(model[0], batch)
-
-    def made(decay: float) -> Member:
-        model = nn.Sequential(network(), nn.Linear(2, 1)).to(DOUBLE)
-        return sgd(model, weight_decay=decay)
-
-    start = made(0.0)
-    fleet = Fleet([start, made(0.0)], spare)
-    fleet.step(batches(2, 1)[0])
-    assert torch.equal(fleet.weights()["1.weight"][0], start.model[1].weight)  # type: ignore[index]
-    fleet = Fleet([made(0.0), made(0.1)], spare)
-    with pytest.raises(Unsupported, match=r"`weight_decay` every trained.*1.bias has none"):
-        fleet.step(batches(2, 1)[0])
-    assert fleet.steps == 0
 
 
 def test_names_in_another_order_are_another_signature() -> None:

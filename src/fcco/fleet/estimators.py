@@ -8,32 +8,82 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from ..methods.lagrangian import LagrangianTerm
 from ..methods.switching import SwitchingTerm
 from ..outer import MoreauEnvelope
 from ..rules import cvar, group_weights, multipliers, switching, track
-from ..rules.arrays import per_row
+from ..rules.arrays import per_row, tensor
 from ..rules.multipliers import Constraints, Multipliers, Scales
+from ..rules.proximal import proximal_value, regularised
 from ..rules.track import Pooled, Rows, Statistics, Track, Visit, automatic_width
-from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
+from ..terms import AbstractTerm, CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
 from ..terms.coupled import OuterTerm, weighted_mean, widest
 from ..terms.limits import Limits, excess, side
 from ..tracker import InnerTracker
-from .numbers import Numbers, Template
-from .run import Estimate, Forward, Run, State, Unsupported, block_means
+from .run import Estimate, Forward, Run, State, Unsupported, block_means, choose
 
-__all__ = ["CVaR", "Coupled", "Multiplied", "PlainLoss", "Switch", "Weighted", "limits_of"]
+__all__ = [
+    "Lagrangian",
+    "Numbers",
+    "Parts",
+    "PlainLoss",
+    "put_numbers",
+    "read_term",
+    "take_numbers",
+]
 
-ERROR = "error."
-"""Prefix of the statistics of the error of u in the state."""
+STATISTICS = (*Statistics._fields, "pooled")
+"""What is known of the error of u, by its names in the state."""
+TABLES = ("u", "seen", *STATISTICS)
+"""The state of a tracker."""
 
+Numbers = dict[str, Any]
+"""Numbers of a run by name (`lr`, `gamma`, `outer.scale`): tensors, or functions of the step."""
 Parts = tuple[Any, Numbers, State]
 """An estimator, and the numbers and the state of a run."""
+
+_ANY = torch.zeros(())
+"""Stands for a number: the very same object, so that values without their numbers are equal."""
+
+
+def take_numbers(value: Any, path: str) -> tuple[Any, Numbers]:
+    """A rule or an outer function without its numbers, and these by their path.
+
+    Example:
+        >>> import torch, fcco
+        >>> hinge, numbers = take_numbers(fcco.outer.Hinge(2.0), "outer.")
+        >>> numbers, hinge == take_numbers(fcco.outer.Hinge(5.0), "outer.")[0]
+        ({'outer.scale': 2.0}, True)
+        >>> put_numbers(hinge, "outer.", {"outer.scale": torch.tensor(3.0)})
+        Hinge(scale=tensor(3.))
+    """
+    if not dataclasses.is_dataclass(value):
+        raise Unsupported(
+            f"{value!r} is no dataclass: a fleet cannot tell which of its numbers may differ."
+        )
+    numbers: Numbers = {}
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        if isinstance(part, (int, float)) and field.type not in ("bool", "int", bool, int):
+            numbers[path + field.name] = float(part)
+        elif isinstance(part, Tensor):  # two of them have no one answer to whether they are equal
+            raise Unsupported(f"A fleet cannot compare `{field.name}` of {value!r} between runs.")
+    return put_numbers(value, path, dict.fromkeys(numbers, _ANY)), numbers
+
+
+def put_numbers(value: Any, path: str, numbers: Numbers) -> Any:
+    """The value with the numbers of a run, which may be tensors."""
+    names = {field.name: path + field.name for field in dataclasses.fields(value)}
+    own = {name: numbers[key] for name, key in names.items() if key in numbers}
+    return dataclasses.replace(value, **own)
 
 
 @dataclass(frozen=True)
@@ -44,20 +94,23 @@ class PlainLoss:
 
     def gradient(self, run: Run) -> Estimate:
         no_blocks = run.state["weights"][:0]
-        return run.differentiate(no_blocks).estimate(no_blocks, {})
+        return run.forward(no_blocks).estimate(no_blocks, {})
 
 
 class Updated(NamedTuple):
     """The result of a tracking update of one run, with a row for every block."""
 
     u: Tensor  # what the gradient reads; the old value of blocks that are not in the batch
-    seen: Tensor  # which blocks have a value now
     came: Tensor | None  # which blocks are in the batch; None for all
     blocks: int | Tensor  # B1, how many these are
     visit: Visit
     state: State
     checked: tuple[Tensor | None, ...]  # what must be finite
     forward: Forward  # the pass that carries the gradient
+
+    def estimate(self, slope: Tensor, changed: State, **options: Any) -> Estimate:
+        """See `Forward.estimate`; `changed` is the state beside that of the tracker."""
+        return self.forward.estimate(slope, {**self.state, **changed}, *self.checked, **options)
 
 
 @dataclass(frozen=True)
@@ -66,144 +119,128 @@ class Tracking:
 
     rule: Track  # without its numbers
     read: str  # which u enters the gradient
-    log: bool  # values and u are logarithms
     sampled: bool  # a batch may be without some of the blocks
-    measured: bool  # the error of u is estimated
     needs_previous: bool  # it uses values at w_{t-1}
 
     @classmethod
-    def reading(cls, tracker: InnerTracker, *more: Any) -> Parts:
-        """The estimator with its own fields `more`, and the numbers and state of the tracker."""
-        skips = tracker.on_nonfinite == "skip"
-        refused = {"refresh_every": tracker.refresh_every, "on_nonfinite='skip'": skips or None}
-        for option, given in {**refused, "offset": tracker.offset}.items():
-            if given is not None:
-                raise Unsupported(f"A fleet has no tracker with `{option}`.")
-        rule, numbers = tracker.rule, {}
-        if rule.gamma is not None:
-            numbers["gamma"] = rule.gamma
-        if not isinstance(rule.correction, str):
-            numbers["correction"] = rule.correction
-            rule = dataclasses.replace(rule, correction=0.0)
-        state = {"tracked": tracker.rows.clone(), "seen": tracker.seen.clone()}
-        measured = tracker.estimate is not None
-        for name, value in tracker.estimate.named_buffers() if tracker.estimate else ():
-            state[ERROR + name] = value.clone()
-        log = rule.formula is track.log_track
-        shared = (dataclasses.replace(rule, gamma=None), tracker.read, log, tracker.sampled)
-        return cls(*shared, measured, tracker.needs_previous, *more), numbers, state
+    def reading(cls, tracker: InnerTracker, numbers: Numbers, state: State, *own: Any) -> Parts:
+        """The estimator with its `own` fields; what is the tracker's joins numbers and state."""
+        kept = (tracker.refresh_every, tracker.offset, tracker.on_nonfinite)
+        if kept != (None, None, "raise"):
+            raise Unsupported(
+                "A fleet has no tracker with `refresh_every`, `offset` or `on_nonfinite='skip'`."
+            )
+        rule, of_rule = take_numbers(tracker.rule, "")
+        tables = tracker.views
+        state |= {name: tensor(tables[name]) for name in TABLES if name in tables}
+        estimator = cls(rule, tracker.read, tracker.sampled, tracker.needs_previous, *own)
+        return estimator, numbers | of_rule, state
+
+    @property
+    def log(self) -> bool:
+        """Values and u are logarithms."""
+        return self.rule.formula is track.log_track
 
     def step(self, run: Run) -> Updated:
         """The passes of a step, and its tracking update (Alg. 1, line 7)."""
-        state, numbers, index = run.state, run.numbers, run.data.index
-        old, seen = state["tracked"], state["seen"]
-        previous = run.evaluate(run.previous, old)[0] if self.needs_previous else None
-        values, blocks, forward = run.passes(old)
-        checked = (values, previous)
-        came, number = None, old.shape[0]
-        if index is not None:
+        state, u = run.state, run.state["u"]
+        previous = run.evaluate(run.previous, run.data.batch, u)[1] if self.needs_previous else None
+        forward = run.forward(u)
+        blocks, checked, came, number = forward.blocks, (previous,), None, u.shape[0]
+        if not blocks.whole:
             came = blocks.counts > 0
-            number = came.to(old).sum()
+            number = came.to(u).sum()
             if not self.sampled:  # alone, a batch without some of the blocks is refused
-                checked = (*checked, 1 / blocks.counts)
-        fresh = block_means(values, blocks, self.log)
+                checked = (previous, 1 / blocks.counts)
+        fresh = block_means(forward.values, blocks, self.log)
         past = None if previous is None else block_means(previous, blocks, self.log)
-        rows = Rows(old, per_row(seen, old))
-        if self.measured:
-            known = Statistics(*(state[ERROR + name] for name in Statistics._fields))
-            known = known._replace(visits=per_row(known.visits, old))
-            rows = rows._replace(statistics=known, pooled=Pooled(*state[ERROR + "pooled"]))
-        correction = numbers.get("correction", self.rule.correction)
-        rule = dataclasses.replace(self.rule, gamma=numbers.get("gamma"), correction=correction)
-        mask = None if came is None else per_row(came, old)
+        rows = Rows(u, state["seen"])
+        if "pooled" in state:
+            *statistics, pooled = (state[name] for name in STATISTICS)
+            rows = rows._replace(statistics=Statistics(*statistics), pooled=Pooled(*pooled))
+        rule = put_numbers(self.rule, "", run.numbers)
+        mask = None if came is None else per_row(came, u)
         visit = rule.step(rows, fresh, past, blocks=number, came=mask)
-        seen = torch.ones_like(seen) if came is None else seen | came
-        changed = {"tracked": visit.after, "seen": seen}
+        seen = torch.ones_like(rows.seen) if mask is None else rows.seen | mask
+        changed = {"u": visit.after, "seen": seen}
         if visit.statistics is not None and visit.pooled is not None:
-            known = visit.statistics._replace(visits=visit.statistics.visits.view(len(old)))
-            changed |= {ERROR + name: rows for name, rows in known._asdict().items()}
-            changed[ERROR + "pooled"] = torch.stack(list(visit.pooled))
-        u = visit.before if self.read == "old" else visit.after
-        return Updated(u, seen, came, number, visit, changed, checked, forward)
+            changed |= {**visit.statistics._asdict(), "pooled": torch.stack(list(visit.pooled))}
+        read = visit.before if self.read == "old" else visit.after
+        return Updated(read, came, number, visit, changed, checked, forward)
 
     def width(self, run: Run, limit: Any = math.inf) -> tuple[Tensor, Tensor]:
         """The width of the rounded kink with `smoothing="auto"`, and whether the error is known."""
-        pooled = Pooled(*run.state[ERROR + "pooled"])
-        return automatic_width(
-            pooled, run.numbers.get("gamma", pooled.gain), limit
-        ), pooled.steps > 0
+        pooled = Pooled(*run.state["pooled"])
+        gamma = run.numbers.get("gamma", pooled.gain)
+        return automatic_width(pooled, gamma, limit), pooled.steps > 0
 
 
 def _smoothing(term: OuterTerm) -> Numbers:
     """Lambda of a term; nothing where it is automatic."""
-    schedule = term.smoothing_schedule
-    return {} if isinstance(schedule, str) else {"smoothing": schedule}
+    return {} if term.automatic else {"smoothing": term.smoothing_schedule}
 
 
-def numbers_of(limits: Limits) -> Numbers:
+def by_smoothing(run: Run, hard: Callable[[], Any], smooth: Callable[[Tensor], Any]) -> Any:
+    """What is found with f itself where lambda is 0, and with its envelope elsewhere.
+
+    Both are computed only where runs differ; `smooth` then gets any lambda above 0 instead of 0.
+    """
+    if not run.data.smooth:
+        return hard()
+    zero = run.exact["smoothing"] == 0
+    found = smooth(run.exact["smoothing"] + zero)
+    if not run.data.hard:
+        return found
+    return tree_map(lambda one, other: torch.where(zero, one, other), hard(), found)
+
+
+def _limits(limits: Limits) -> Numbers:
     """The limits of constraints, one per block."""
     numbers = {"tolerance": limits.tolerance.expand(limits.number), "margin": limits.margin}
     return numbers if limits.low is None else {**numbers, "low": limits.low}
 
 
-def limits_of(run: Run) -> tuple[Tensor, Tensor | None]:
+def _limits_of(run: Run) -> tuple[Tensor, Tensor | None]:
     """high_i and low_i."""
     return run.numbers["tolerance"], run.numbers.get("low")
 
 
 @dataclass(frozen=True)
 class Coupled(Tracking):
-    r"""An outer function of tracked values, see `fcco.terms.CoupledTerm`.
+    """An outer function of tracked values, see `fcco.terms.CoupledTerm`."""
 
-    .. math::
-        G_t = \nabla g_0(w_t) + \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1}
-            \nabla f_\lambda(u_i - \text{tolerance}_i)\,\nabla g_i(w_t)
-    """
-
-    outer: Template
+    outer: Any  # without its numbers
     automatic: bool  # lambda follows the error of u
 
     @classmethod
     def of(cls, term: CoupledTerm) -> Parts:
-        outer, of_outer = Template.of(term.outer, "outer")
-        estimator, numbers, state = cls.reading(term.tracker, outer, term.automatic)
-        numbers |= {"weight": term.weight_schedule, **_smoothing(term), **of_outer}
-        return estimator, numbers | numbers_of(term.limits), state
+        outer, numbers = take_numbers(term.outer, "outer.")
+        numbers |= {"weight": term.weight_schedule, **_smoothing(term), **_limits(term.limits)}
+        return cls.reading(term.tracker, numbers, {}, outer, term.automatic)
 
     def gradient(self, run: Run) -> Estimate:
-        updated, (high, low) = self.step(run), limits_of(run)
-        high, outer, u = per_row(high, updated.u), self.outer.build(run.numbers), updated.u
-        beyond = excess(u, high, low, run.numbers["margin"])
-        slope = self._slope(run, outer, beyond, updated.blocks)
-        slope = slope if low is None else slope * side(u, high, low)
-        log_values = u if self.log else None
-        return updated.forward.estimate(
-            slope, updated.state, *updated.checked, log_values=log_values
-        )
+        updated, (high, low), numbers = self.step(run), _limits_of(run), run.numbers
+        u, outer = updated.u, put_numbers(self.outer, "outer.", numbers)
+        high = per_row(high, u)
+        beyond = excess(u, high, low, numbers["margin"])
 
-    def _slope(self, run: Run, outer: Any, beyond: Tensor, blocks: Any) -> Tensor:
-        def of(function: Any) -> Tensor:
-            return weighted_mean(function, beyond, run.numbers["weight"], blocks)[1]
+        def slopes(function: Any) -> Tensor:
+            return weighted_mean(function, beyond, numbers["weight"], updated.blocks)[1]
+
+        def smoothed(smoothing: Any) -> Tensor:
+            return slopes(MoreauEnvelope(outer, smoothing.to(u)))
 
         if self.automatic:
-            smoothing: Any = self.width(run, widest(outer))[0] / outer.jump
-            return of(MoreauEnvelope(outer, smoothing))
-        if not run.data.smooth:
-            return of(outer)
-        smoothing = run.numbers["smoothing"]
-        if not run.data.hard:
-            return of(MoreauEnvelope(outer, smoothing))
-        hard = smoothing == 0  # any lambda above 0 for these
-        return torch.where(hard, of(outer), of(MoreauEnvelope(outer, smoothing + hard)))
+            slope = smoothed(self.width(run, widest(outer))[0] / outer.jump)
+        else:
+            slope = by_smoothing(run, lambda: slopes(outer), smoothed)
+        slope = slope * side(u, high, low)
+        return updated.estimate(slope, {}, log_values=u if self.log else None)
 
 
 @dataclass(frozen=True)
 class CVaR(Tracking):
-    r"""CVaR of tracked values with its threshold s, see `fcco.terms.CVaRTerm`.
-
-    .. math::
-        G_t = \nabla g_0(w_t) + \frac1{B_1}\sum_{i\in\mathcal B_1} f_\lambda'(u_i - s)
-            \,\nabla g_i(w_t), \qquad f = \tfrac1r[\cdot]_+
+    """CVaR of tracked values with its threshold s, see `fcco.terms.CVaRTerm`.
 
     A `CVaRTerm` moves s when a step is over, here that happens at the start of the next one: the
     values are the same, and so is the lambda that a schedule gives.
@@ -213,36 +250,31 @@ class CVaR(Tracking):
 
     @classmethod
     def of(cls, term: CVaRTerm) -> Parts:
-        estimator, numbers, state = cls.reading(term.tracker, term.automatic)
-        state["threshold"] = term.threshold.clone()
-        return estimator, numbers | {"ratio": term.ratio, **_smoothing(term)}, state
+        numbers = {"ratio": term.ratio, **_smoothing(term)}
+        return cls.reading(term.tracker, numbers, {"threshold": term.threshold}, term.automatic)
 
     def gradient(self, run: Run) -> Estimate:
         ratio, updated, before = run.numbers["ratio"], self.step(run), run.state["threshold"]
-        # In double precision: the rank of s is r times a number of blocks, rounded up.
-        u, counted, exact = updated.u, updated.seen, run.exact["ratio"]
-        smoothing: Any = 0.0
+        u, counted = updated.u, updated.state["seen"]
+
+        def threshold(smoothing: Any) -> tuple[Any, Any]:
+            # In double precision: the rank of s is r times a number of blocks, rounded up.
+            s, kink = cvar.threshold(u, run.exact["ratio"], smoothing, counted)
+            return s, kink.to(u)
+
         if self.automatic:
             width, known = self.width(run)
             first = cvar.width_at_first(u, counted, ratio)  # so that all groups count alike
-            smoothing = torch.where(known, width, first) * ratio
-        elif self.read == "old":
-            # As the last step left it; the first s is for what the first gradient reads.
-            counted = torch.where(before.isnan(), counted, run.state["seen"])
-        s, kink = u.new_zeros(()), 0.0
-        if run.data.hard:
-            s, kink = cvar.threshold(u, exact, 0.0, counted)
-            kink = kink.to(s)
-        if self.automatic:
-            s, kink = cvar.threshold(u, exact, smoothing, counted)
-        elif run.data.smooth:
-            hard, smoothing = run.exact["smoothing"] == 0, run.numbers["smoothing"]
-            # Any lambda above 0 where it is 0.
-            smooth, _ = cvar.threshold(u, exact, run.exact["smoothing"] + hard, counted)
-            s = torch.where(hard, s, smooth) if run.data.hard else smooth
+            smoothing: Any = torch.where(known, width, first) * ratio
+            s, kink = threshold(smoothing)
+        else:
+            if self.read == "old":
+                # As the last step left it; the first s is for what the first gradient reads.
+                counted = torch.where(before.isnan(), counted, run.state["seen"])
+            smoothing = run.numbers["smoothing"] if run.data.smooth else 0.0
+            s, kink = by_smoothing(run, lambda: threshold(0.0), threshold)
         slope = cvar.slopes(u, s, ratio, smoothing, kink, updated.blocks)
-        state = {**updated.state, "threshold": s}
-        return updated.forward.estimate(slope, state, *updated.checked)
+        return updated.estimate(slope, {"threshold": s})
 
 
 @dataclass(frozen=True)
@@ -254,51 +286,44 @@ class Weighted(Tracking):
 
     @classmethod
     def of(cls, term: GroupWeights) -> Parts:
-        estimator, numbers, state = cls.reading(term.tracker, term.geometry, term.scaling)
-        state["group_weights"] = term.weights.clone()
-        return estimator, numbers | {"ascent": term.rate, "cap": term.cap}, state
+        numbers, state = {"ascent": term.rate, "cap": term.cap}, {"group_weights": term.weights}
+        return cls.reading(term.tracker, numbers, state, term.geometry, term.scaling)
 
     def gradient(self, run: Run) -> Estimate:
         updated, numbers, weights = self.step(run), run.numbers, run.state["group_weights"]
-        came = torch.ones_like(updated.seen) if updated.came is None else updated.came
+        came = updated.came
+        came = torch.ones_like(weights, dtype=torch.bool) if came is None else came
         factor = group_weights.block_factor(self.scaling, len(weights), updated.blocks)
         settings = (numbers["ascent"], numbers["cap"], self.geometry, factor)
         weights = group_weights.ascend(weights, updated.u, came, *settings)
-        state = {**updated.state, "group_weights": weights}
-        return updated.forward.estimate(weights * factor, state, *updated.checked)
+        return updated.estimate(weights * factor, {"group_weights": weights})
 
 
 @dataclass(frozen=True)
 class Multiplied(Tracking):
-    r"""Constraints without settings, see `fcco.terms.MultiplierTerm`.
-
-    .. math::
-        G_t = \nabla g_0(w_t) + \frac m{B_1}\sum_{i\in\mathcal B_1} c_i\,\nabla g_i(w_t)
-    """
+    """Constraints without settings, see `fcco.terms.MultiplierTerm`."""
 
     @classmethod
     def of(cls, term: MultiplierTerm) -> Parts:
-        estimator, numbers, state = cls.reading(term.tracker)
-        state |= {name: term.get_buffer(name).clone() for name in Multipliers._fields}
-        state |= {"scales": term.scales.clone(), "steps": term.scales.new_zeros(())}
-        return estimator, numbers | numbers_of(term.limits), state
+        state = {name: term.get_buffer(name) for name in (*Multipliers._fields, "scales")}
+        state["steps"] = term.scales.new_zeros(())
+        return cls.reading(term.tracker, _limits(term.limits), state)
 
     def gradient(self, run: Run) -> Estimate:
         """The c_i are those of the state before the step, which then moves them."""
         updated, state, numbers = self.step(run), run.state, run.numbers
-        table, visit, steps = state["tracked"], updated.visit, state["steps"] + 1
-        targets = multipliers.targets(numbers["tolerance"], numbers.get("low"), numbers["margin"])
+        table, visit, steps = state["u"], updated.visit, state["steps"] + 1
+        targets = multipliers.targets(*_limits_of(run), numbers["margin"])
         rows, scales = Multipliers(*map(state.get, Multipliers._fields)), Scales(*state["scales"])
-        noise, share = state[ERROR + "pooled"][0] / 2, multipliers.largest_margin(len(table))
+        noise, share = state["pooled"][0] / 2, multipliers.largest_margin(len(table))
         slope = multipliers.coefficients(rows, targets, updated.u - targets.limit, noise, scales)
         sampling = table.new_full((), len(table)) / updated.blocks
         scales = scales.with_loss(updated.forward.loss.to(table))._replace(sampling=sampling)
         seen, statistics = state["seen"].to(table), (visit.statistics, visit.pooled)
         shown = Constraints(visit.counted, table, visit.after, seen, *statistics, updated.came)  # type: ignore[arg-type]
         rows, scales = multipliers.step(rows, targets, shown, scales, share, steps)
-        changed = {**updated.state, **rows._asdict(), "steps": steps}
-        changed["scales"] = torch.stack(list(scales))
-        return updated.forward.estimate(slope * sampling, changed, *updated.checked)
+        changed = {**rows._asdict(), "scales": torch.stack(list(scales)), "steps": steps}
+        return updated.estimate(slope * sampling, changed)
 
 
 @dataclass(frozen=True)
@@ -307,21 +332,91 @@ class Switch(Tracking):
 
     @classmethod
     def of(cls, term: SwitchingTerm) -> Parts:
-        estimator, numbers, state = cls.reading(term.tracker)
-        if not isinstance(term.schedule, str):
-            numbers["threshold"] = term.schedule
-        table = state["tracked"]
-        feasible = torch.ones((), dtype=torch.bool, device=table.device)
-        state |= {"feasible": feasible, "worst": table.new_zeros(())}
-        return estimator, numbers | numbers_of(term.limits), state
+        measured = isinstance(term.schedule, str)
+        threshold = {} if measured else {"threshold": term.schedule}
+        return cls.reading(term.tracker, {**threshold, **_limits(term.limits)}, {})
 
     def gradient(self, run: Run) -> Estimate:
-        updated, limits, margin = self.step(run), limits_of(run), run.numbers["margin"]
-        beyond, threshold = excess(updated.u, *limits, margin), run.exact.get("threshold")
+        updated, limits = self.step(run), _limits_of(run)
+        beyond = excess(updated.u, *limits, run.numbers["margin"])
+        threshold = run.exact.get("threshold")
         if threshold is None:
-            threshold = switching.noise_of_worst(beyond, run.state[ERROR + "difference"])
-        worst, which, feasible = switching.decide(beyond, threshold)
+            threshold = switching.noise_of_worst(beyond, run.state["difference"])
+        _, which, feasible = switching.decide(beyond, threshold)
         chosen = torch.arange(len(beyond), device=beyond.device) == which
         slope = (chosen & ~feasible).to(beyond) * side(updated.u, *limits)
-        state = {**updated.state, "feasible": feasible, "worst": worst}
-        return updated.forward.estimate(slope, state, *updated.checked, loss_weight=feasible)
+        return updated.estimate(slope, {}, loss_weight=feasible)
+
+
+@dataclass(frozen=True)
+class Lagrangian:
+    """The gradient of g_0 + sum_i y_i g_i, and how y moves: OSS and ICPPAC.
+
+    Multipliers move before the step or, for rules that follow it, after it: `RoundUpdate` does so.
+    """
+
+    rule: Any  # without its numbers
+
+    @property
+    def needs_previous(self) -> bool:
+        return not self.rule.follows_step
+
+    @classmethod
+    def of(cls, term: LagrangianTerm) -> Parts:
+        rule, numbers = take_numbers(term.rule, "rule.")
+        numbers |= {"coefficient": term.rounds.coefficient, "inner_steps": term.rounds.inner_steps}
+        state = {"multiplier": term.multiplier, "last": term.last}
+        if term.rule.follows_step:
+            state["values"] = term.tracker.rows
+        return cls(rule), numbers | _limits(term.limits), state
+
+    def gradient(self, run: Run) -> Estimate:
+        """G_t of one run, without the pull to the anchor."""
+        warm, data, follows = run.state["multiplier"], run.data, self.rule.follows_step
+        y = warm
+        if not self.rule.warm_start:
+            y = choose(data.begins, torch.zeros_like(warm), warm)
+        forward = run.forward(y, measured=follows)
+        if follows:  # NaN for a constraint that is not in the batch
+            measured = block_means(forward.values, forward.blocks)
+            changed = {"multiplier": y, "values": measured}
+        else:
+            point = run.previous
+            move = run.state["weights"] - point
+            measured, change = run.along(point, move, data.batch, y)
+            changed = self.ascended(run, point, move, measured, change, y)
+        slope = changed["multiplier"] * side(y, *_limits_of(run))
+        return forward.estimate(slope, changed, measured)
+
+    def ascended(
+        self, run: Run, point: Tensor, move: Tensor, values: Tensor, change: Tensor, y: Tensor
+    ) -> State:
+        """The next multipliers, from g(x) and its change along v, with x = `point`, v = `move`."""
+        numbers, begins, limits = run.numbers, run.data.begins, _limits_of(run)
+        anchor = choose(begins, run.state["weights"], run.state["anchor"])
+        proximal = numbers["coefficient"] * proximal_value(point - anchor, move)
+        change = change * side(values, *limits)
+        now = regularised(excess(values, *limits, numbers["margin"]), change, proximal)
+        before = choose(begins, now, run.state["last"])
+        rule = put_numbers(self.rule, "rule.", numbers)
+        y = rule.dual(y, now, before, numbers["inner_steps"])
+        return {"multiplier": y, "last": now}
+
+
+_TERMS: dict[type, Callable[[Any], Parts]] = {
+    CoupledTerm: Coupled.of,
+    CVaRTerm: CVaR.of,
+    GroupWeights: Weighted.of,
+    MultiplierTerm: Multiplied.of,
+    LagrangianTerm: Lagrangian.of,
+    SwitchingTerm: Switch.of,
+}
+
+
+def read_term(term: AbstractTerm) -> Parts:
+    """The estimator of a term that has made no step."""
+    if type(term) not in _TERMS:
+        raise Unsupported(f"A fleet has no rule for the term {type(term).__name__}.")
+    if term.step:
+        raise Unsupported(f"A fleet starts from the first step; this term has made {term.step}.")
+    return _TERMS[type(term)](term)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,7 +57,7 @@ class Program:
             mode = "graph" if self._on_gpu else "traced"
         if mode == "graph" and not self._on_gpu:
             raise ValueError(f"`Fleet(mode='graph')` needs a GPU but the fleet is on: {device}.")
-        self.mode, self._memory_pool = mode, None
+        self._mode, self._memory_pool = mode, None
         self._step = functools.partial(step_one_run, signature)
         self._programs: dict[Any, Callable[..., tuple[State, Tensor]]] = {}
         self._step_number = torch.zeros((), dtype=torch.int64, device=device)
@@ -69,37 +67,29 @@ class Program:
         leaves, spec = tree_flatten(runs.data)
         known = ((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         key = (str(spec), *known)  # what one program can serve: all but the values of tensors
-        if key not in self._programs:
-            self._programs[key] = self._built(runs, died)
-        return self._programs[key](runs, died, step)
+        try:
+            if key not in self._programs:
+                self._programs[key] = self._built(runs, died)
+            return self._programs[key](runs, died, step)
+        except RuntimeError as error:  # what `vmap` says of it means something else for a fleet
+            if "randomness" not in str(error):
+                raise
+            raise Unsupported(
+                "A fleet needs a model and a function without random numbers (such as dropout): a "
+                "run alone could not draw the same ones."
+            ) from error
 
     def _built(self, runs: Run, died: Tensor) -> Callable[..., tuple[State, Tensor]]:
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, runs)
         program: Any = vmap(self._step, in_dims=(dims,))
-        if self.mode != "eager":
-            try:
-                program = self._traced(program, runs)
-            except Unsupported:
-                raise
-            except Exception as error:  # whatever a user's model does: `vmap` works or explains
-                self._warn("traced", error)
-                self.mode = "eager"
-        if self._on_gpu and self.mode in ("graph", "compiled"):
-            try:
-                return self._captured(program, runs, died)
-            except RuntimeError as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                self._warn("captured", error)
-                self.mode = "traced"
+        if self._mode != "eager":
+            program = self._traced(program, runs)
+        if self._on_gpu and self._mode in ("graph", "compiled"):
+            return self._captured(program, runs, died)
         return functools.partial(self._run, program)
 
-    def _warn(self, what: str, error: Exception) -> None:
-        text = f"The step of this fleet could not be {what} and runs as it is: {error}"
-        warnings.warn(text, stacklevel=5)
-
     def _run(self, program: Any, runs: Run, died: Tensor, step: int) -> tuple[State, Tensor]:
-        with torch.no_grad(), _random_numbers_refused():
+        with torch.no_grad():
             state, good, loss = program(runs)
         kept = good & (died < 0)
         # On a CPU a look at the flags costs nothing, and copies of all weights do.
@@ -121,14 +111,14 @@ class Program:
             parts = [next(given) if part is Tensor else part for part in constants]
             return mapped(tree_unflatten(parts, spec))
 
-        with torch.no_grad(), _random_numbers_refused():
+        with torch.no_grad():
             # Copies: two inputs that are one tensor by chance would be traced as one for ever.
             copies = [leaf.clone() for leaf in leaves if isinstance(leaf, Tensor)]
             # Without operations in place, what nobody uses can be left out.
             graph = make_fx(functionalize(of_tensors, remove="mutations"))(*copies)
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        run: Any = torch.compile(graph, dynamic=False) if self.mode == "compiled" else graph
+        run: Any = torch.compile(graph, dynamic=False) if self._mode == "compiled" else graph
         return lambda runs: run(*_tensors(runs))
 
     def _captured(self, program: Any, runs: Run, died: Tensor) -> Callable[..., Any]:
@@ -183,17 +173,3 @@ def _separate(state: State) -> None:
         if place in places or not value.is_contiguous():
             state[name] = value.clone()
         places.add(place)
-
-
-@contextlib.contextmanager
-def _random_numbers_refused() -> Iterator[None]:
-    """What `vmap` says of random numbers means something else for a fleet."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "randomness" not in str(error):
-            raise
-        raise Unsupported(
-            "A fleet needs a model and a function without random numbers (such as dropout): a "
-            "run alone could not draw the same ones."
-        ) from error

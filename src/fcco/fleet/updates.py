@@ -1,4 +1,4 @@
-r"""What steps the weights of a run: SGD, Adam, the rounds of ALEXR2, and the branches of SSG.
+r"""What steps the weights of a run: SGD, Adam, and the double loops of ALEXR2, OSS and ICPPAC.
 
 The rules of torch's optimizers are written out, because `torch.optim` takes one step size for all
 parameters, not one per run:
@@ -10,7 +10,7 @@ parameters, not one per run:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,19 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..methods.switching import PolyakStep, SwitchingOptimizer
+from ..methods.lagrangian import ProximalRound
+from ..methods.switching import SwitchingOptimizer
 from ..optim import ProximalPoint
-from ..rules.proximal import envelope_gradient, proximal_step
-from ..rules.switching import polyak_length
-from .numbers import Numbers
+from ..rules.proximal import envelope_gradient, proximal_step, pull_strength, running_average
+from .estimators import Lagrangian, Numbers, put_numbers, take_numbers
 from .run import Flag, Run, State, Unsupported, choose
 
-__all__ = ["ProximalPointUpdate", "Rounds", "SwitchingUpdate", "read_torch_optimizer"]
+__all__ = ["Rounds", "read_optimizer"]
 
 RoundLength = int | Callable[[int], int]
 """The number of steps of a round, or a function of the round that gives it."""
-SECOND = "constraint."
-"""Prefix of the state and the numbers of the optimizer of the constraints."""
+
+Update = tuple[Any, Numbers, RoundLength | None]
+"""What steps the weights, its numbers and, where steps come in rounds, the length of a round."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class SGD:
     momentum: bool
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> tuple[SGD, Numbers]:
+    def of(cls, optimizer: torch.optim.Optimizer) -> Update:
         group = only_group(optimizer)
         names = ("lr", "momentum", "dampening", "weight_decay")
-        return cls(group["momentum"] != 0), {name: float(group[name]) for name in names}
+        return cls(group["momentum"] != 0), {name: float(group[name]) for name in names}, None
 
     def start(self, weights: Tensor) -> State:
         count = weights.new_zeros((), dtype=torch.float64)
@@ -68,12 +69,12 @@ class Adam:
     decoupled: bool
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> tuple[Adam, Numbers]:
+    def of(cls, optimizer: torch.optim.Optimizer) -> Update:
         group = only_group(optimizer)
         numbers = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
         numbers["beta1"], numbers["beta2"] = map(float, group["betas"])
         decoupled = isinstance(optimizer, torch.optim.AdamW)
-        return cls(decoupled or bool(group.get("decoupled_weight_decay"))), numbers
+        return cls(decoupled or bool(group.get("decoupled_weight_decay"))), numbers, None
 
     def start(self, weights: Tensor) -> State:
         zeros = torch.zeros_like(weights)
@@ -105,8 +106,8 @@ _TORCH: dict[type, type[SGD] | type[Adam]] = {
 }
 
 
-def read_torch_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, Numbers]:
-    """The update of an optimizer that steps by itself, alone or inside another, and its numbers."""
+def _read_torch(optimizer: torch.optim.Optimizer) -> Update:
+    """The update of an optimizer that steps by itself, alone or inside another."""
     update = _TORCH.get(type(optimizer))
     if update is None:
         raise Unsupported(f"A fleet has no rule for the optimizer {type(optimizer).__name__} here.")
@@ -130,12 +131,12 @@ def only_group(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 class ProximalPointUpdate:
     """The double loop of ALEXR2, see `fcco.ProximalPoint`; `outer` steps its outer loop."""
 
-    outer: Any
+    outer: SGD | Adam
 
     @classmethod
-    def of(cls, optimizer: ProximalPoint) -> tuple[ProximalPointUpdate, Numbers, RoundLength]:
+    def of(cls, optimizer: ProximalPoint) -> Update:
         group = only_group(optimizer)
-        outer, numbers = read_torch_optimizer(optimizer.outer)
+        outer, numbers, _ = _read_torch(optimizer.outer)
         numbers |= {"nu": float(group["nu"]), "eta": float(group["lr"])}
         return cls(outer), numbers, optimizer.inner_steps
 
@@ -145,75 +146,78 @@ class ProximalPointUpdate:
     def step(self, run: Run, gradient: Tensor, state: State) -> State:
         """One inner step; where a round ends, one outer step too."""
         z, ends, nu = state["weights"], run.data.ends, run.numbers["nu"]
-        anchor = choose(run.data.begins, lambda: z, lambda: state["anchor"])
+        anchor = choose(run.data.begins, z, state["anchor"])
         after = proximal_step(z, anchor, gradient, run.numbers["eta"], nu)
         if ends is False:
             return {"weights": after, "anchor": anchor}
         at_anchor = {**state, "weights": anchor}
         outer = self.outer.step(run, envelope_gradient(anchor, after, nu), at_anchor)
-        if ends is not True:
-            inside = {**state, "weights": after}
-            outer = {name: torch.where(ends, new, inside[name]) for name, new in outer.items()}
+        inside = {**state, "weights": after}
+        outer = {name: choose(ends, new, inside[name]) for name, new in outer.items()}
         return {**outer, "anchor": anchor}
 
 
 @dataclass(frozen=True)
-class PolyakUpdate:
-    """Polyak's step on the worst constraint."""
+class RoundUpdate:
+    """Steps of `primal` around an anchor that end at their average; some rules then move y."""
+
+    primal: SGD | Adam
+    lagrangian: Lagrangian
 
     @classmethod
-    def of(cls, optimizer: PolyakStep) -> tuple[PolyakUpdate, Numbers]:
-        return cls(), {"lr": float(only_group(optimizer)["lr"])}
+    def of(cls, optimizer: ProximalRound) -> Update:
+        if optimizer.inner_step:
+            raise Unsupported("A fleet starts between rounds, but ProximalRound is within one.")
+        primal, numbers, _ = _read_torch(optimizer.wrapped[0])
+        rule, _ = take_numbers(optimizer.rule, "rule.")
+        return cls(primal, Lagrangian(rule)), numbers, optimizer.inner_steps
 
     def start(self, weights: Tensor) -> State:
-        return {}
+        average = weights.to(torch.promote_types(weights.dtype, torch.float32), copy=True)
+        count = weights.new_zeros((), dtype=torch.float64)
+        state = {"anchor": weights.clone(), "average": average, "inner_step": count}
+        return {**state, **self.primal.start(weights)}
 
     def step(self, run: Run, gradient: Tensor, state: State) -> State:
-        point, wide = state["weights"], gradient.double()
-        length = polyak_length(state["worst"].double(), (wide * wide).sum())
-        return {"weights": point - (run.exact["lr"] * length).to(point) * gradient}
+        """One inner step; where a round ends, the weights become the average."""
+        data, exact, point, y = run.data, run.exact, state["weights"], state["multiplier"]
+        anchor = choose(data.begins, point, state["anchor"])
+        strength = pull_strength(run.numbers["coefficient"], y.sum())
+        gradient = gradient + (point - anchor) * strength.to(point)
+        rule = put_numbers(self.lagrangian.rule, "rule.", exact)
+        lr = exact["lr"] * rule.step(exact["inner_steps"])
+        scaled = {"exact": {**exact, "lr": lr}, "numbers": {**run.numbers, "lr": lr.to(point)}}
+        changed = self.primal.step(run._replace(**scaled), gradient, state)
+        reached = changed["weights"]
+        if rule.follows_step:
+            move = reached - point
+            _, change = run.along(point, move, run.gradient_batch, y)
+            changed |= self.lagrangian.ascended(run, point, move, state["values"], change, y)
+        count, average = state["inner_step"], state["average"]
+        count = choose(data.begins, torch.zeros_like(count), count) + 1
+        average = running_average(choose(data.begins, anchor.to(average), average), reached, count)
+        changed["weights"] = choose(data.ends, average.to(reached), reached)
+        return {**changed, "anchor": anchor, "average": average, "inner_step": count}
 
 
-@dataclass(frozen=True)
-class SwitchingUpdate:
-    """The step of the optimizer whose branch was taken (SSG)."""
-
-    objective: Any
-    constraint: Any  # None where the first steps on constraints too
-
-    @classmethod
-    def of(cls, optimizer: SwitchingOptimizer) -> tuple[SwitchingUpdate, Numbers, None]:
-        objective, numbers = read_torch_optimizer(optimizer.objective_optimizer)
-        constraint, second = None, optimizer.constraint_optimizer
-        if len(optimizer.wrapped) > 1:
-            read = PolyakUpdate.of if isinstance(second, PolyakStep) else read_torch_optimizer
-            constraint, more = read(second)  # type: ignore[arg-type]
-            numbers |= {SECOND + name: value for name, value in more.items()}
-        return cls(objective, constraint), numbers, None
-
-    def start(self, weights: Tensor) -> State:
-        others = {} if self.constraint is None else self.constraint.start(weights)
-        prefixed = {SECOND + name: value for name, value in others.items()}
-        return {**self.objective.start(weights), **prefixed}
-
-    def step(self, run: Run, gradient: Tensor, state: State) -> State:
-        """The optimizer of the other branch stays as it was."""
-        first = self.objective.step(run, gradient, state)
-        if self.constraint is None:
-            return first
-        # The second optimizer sees its own state and numbers under the names of the first.
-        own, exact, numbers = map(_of_second, (state, run.exact, run.numbers))
-        second = self.constraint.step(run._replace(exact=exact, numbers=numbers), gradient, own)
-        feasible = state["feasible"]
-        after = {name: torch.where(feasible, new, state[name]) for name, new in first.items()}
-        after["weights"] = torch.where(feasible, first["weights"], second.pop("weights"))
-        for name, new in second.items():
-            after[SECOND + name] = torch.where(feasible, state[SECOND + name], new)
-        return after
+def _of_switching(optimizer: SwitchingOptimizer) -> Update:
+    """That of its only optimizer: the gradient is that of one of the branches."""
+    first, *others = optimizer.wrapped
+    if others:
+        raise Unsupported("A fleet has no SSG with an optimizer of its own for the constraints.")
+    return _read_torch(first)
 
 
-def _of_second(values: State) -> State:
-    return values | {n.removeprefix(SECOND): v for n, v in values.items() if n.startswith(SECOND)}
+_METHODS: dict[type, Callable[[Any], Update]] = {
+    ProximalPoint: ProximalPointUpdate.of,
+    ProximalRound: RoundUpdate.of,
+    SwitchingOptimizer: _of_switching,
+}
+
+
+def read_optimizer(optimizer: torch.optim.Optimizer) -> Update:
+    """The update of an optimizer."""
+    return _METHODS.get(type(optimizer), _read_torch)(optimizer)
 
 
 class Rounds:
@@ -221,43 +225,27 @@ class Rounds:
 
     Example:
         >>> rounds = Rounds([1, 2], torch.device("cpu"))
-        >>> rounds.flags()
+        >>> rounds.flags(0)
         [True, tensor([ True, False])]
-        >>> rounds.advance()
-        >>> rounds.flags()
+        >>> rounds.flags(1)
         [tensor([ True, False]), True]
     """
 
     def __init__(self, lengths: Sequence[RoundLength], device: torch.device) -> None:
         self.lengths, self.device = list(lengths), device
-        self.inner_step = np.zeros(len(self.lengths), dtype=np.int64)
-        self.round, self.current = np.zeros_like(self.inner_step), np.ones_like(self.inner_step)
-        self._begin(range(len(self.lengths)))
+        # The present round of each run, the step it begins with, and that of the next one.
+        self.table = np.zeros((3, len(self.lengths)), dtype=np.int64)
+        self.table[0] = -1
 
-    def _begin(self, runs: Iterable[int]) -> None:
-        """Evaluate the lengths of the present rounds of some runs."""
-        for run in runs:
+    def flags(self, step: int) -> list[Flag]:
+        """Which runs begin a round with a step, and which end one; steps come in order."""
+        rounds, begins, ends = self.table
+        for run in np.flatnonzero(ends <= step).tolist():
+            rounds[run] += 1
             length = self.lengths[run]
-            self.current[run] = length(int(self.round[run])) if callable(length) else length
-
-    def flags(self) -> list[Flag]:
-        """Which runs begin a round with the next step, and which end one."""
-        masks = (self.inner_step == 0, self.inner_step + 1 >= self.current)
+            steps = length(int(rounds[run])) if callable(length) else length
+            begins[run], ends[run] = step, step + steps
         return [
             bool(mask[0]) if mask.all() or not mask.any() else torch.tensor(mask).to(self.device)
-            for mask in masks
+            for mask in (begins == step, ends <= step + 1)
         ]
-
-    def advance(self) -> None:
-        """Count a step."""
-        self.inner_step += 1
-        over = np.flatnonzero(self.inner_step >= self.current)
-        self.inner_step[over], self.round[over] = 0, self.round[over] + 1
-        self._begin(over.tolist())
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"inner_step": torch.tensor(self.inner_step), "round": torch.tensor(self.round)}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.inner_step[:], self.round[:] = state["inner_step"].numpy(), state["round"].numpy()
-        self._begin(range(len(self.lengths)))
