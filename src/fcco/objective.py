@@ -206,7 +206,6 @@ class Compositional(CheckedState):
         self._state = _CallState()
         self._busy = threading.Lock()
         self._handles: list[Any] = []
-        self._after_close: list[Callable[[], None]] = []
         self._attach()
 
     def _attach(self) -> None:
@@ -590,8 +589,6 @@ class Compositional(CheckedState):
         for term in self._forgetful:
             term.forget()
         state.open, state.closing = None, False
-        for action in self._after_close:
-            action()
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""

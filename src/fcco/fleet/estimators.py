@@ -167,7 +167,7 @@ class Coupled(Tracking):
     def of(cls, term: CoupledTerm) -> Parts:
         outer, of_outer = Template.of(term.outer, "outer")
         estimator, numbers, state = cls.reading(term.tracker, outer, term.automatic)
-        numbers |= {"weight": term.weight_schedule, **_smoothing(term), **of_outer}
+        numbers |= {"weight": term.weight, **_smoothing(term), **of_outer}
         return estimator, numbers | numbers_of(term.limits), state
 
     def gradient(self, run: Run) -> Estimate:

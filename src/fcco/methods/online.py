@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
-from .. import _checks
 from ..terms import GroupWeights
 from ..tracker import InnerTracker
-from .settings import Tracked
+from .settings import Problem, Tracked
 
 __all__ = ["Ooa"]
 
@@ -70,11 +67,10 @@ class Ooa(Tracked):
 
     word = "ooa"
 
-    def term(self, model: nn.Module, num_groups: int) -> GroupWeights:
-        _checks.integer(self.word, "num_groups", num_groups, 1)
+    def term(self, problem: Problem) -> GroupWeights:
         tracker = InnerTracker(
-            num_groups, gamma=1.0, correction=0.0, read="new", **self.table(model)
+            problem.number, gamma=1.0, correction=0.0, read="new", **self.table(problem.model)
         )
         # ratio 1/n leaves the weights uncapped: the adversary may put all of p on one group.
-        ratio = 1 / num_groups if self.ratio is None else self.ratio
+        ratio = 1 / problem.number if self.ratio is None else self.ratio
         return GroupWeights(tracker, self.step, ratio, geometry=self.geometry, scaling=self.scaling)

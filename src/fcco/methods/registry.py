@@ -7,16 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from .. import _checks
-from .alexr import Alexr
-from .alexr2 import Alexr2
+from .alexr import Alexr, Alexr2
 from .lagrangian import Icppac, Oss
 from .multipliers import Multipliers
 from .online import Ooa
-from .recursive import RecursiveHinge
+from .penalties import HingePenalty, RecursiveHinge, Sonx, Sox, SquaredHingePenalty
 from .settings import Settings, Tracked
 from .sonex import Sonex
-from .sonx import HingePenalty, Sonx
-from .sox import Sox, SquaredHingePenalty
 from .switching import Ssg
 
 __all__ = ["ALIASES", "METHODS", "ROWS", "Method", "settings_of", "table"]

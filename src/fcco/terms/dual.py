@@ -13,9 +13,9 @@ v_i, from which both follow: y_i = grad f_{1/alpha}(v_i), and v_i - y_i/alpha es
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from ..rules.arrays import per_row, tensor
 from ..tracker import Batch, InnerTracker, Tracked
 from ..tracker.tracker import Update
 from .coupled import CoupledTerm
-from .limits import Limits, Tolerance
+from .limits import Limits
 
 __all__ = ["DualAscent", "DualTerm"]
 
@@ -40,12 +40,8 @@ class DualAscent:
         \tilde g_i = g_i(w_t;\mathcal B) + \theta\,\bigl(g_i(w_t;\mathcal B)
             - g_i(w_{t-1};\mathcal B)\bigr)
 
-    A block starts at y_i = 0. Theta is the tracker's `correction`; its `gamma` has no meaning here.
-    Pure and branch-free.
-
-    Args:
-        outer: f, convex.
-        dual_step: alpha.
+    A block starts at y_i = 0. Alpha is `dual_step`, theta is the tracker's `correction`, and its
+    `gamma` has no meaning here. Pure and branch-free.
 
     Example:
         >>> import torch, fcco
@@ -135,12 +131,8 @@ class DualTerm(CoupledTerm):
         theta: extrapolation.
         dim: d1.
         weight: factor in front of the sum.
-        tolerance: subtracted from g_i, one number or one per block: g_i <= tolerance_i.
-        margin: train for g_i <= tolerance_i - margin.
-        names: names of the blocks, for values given by name.
-        on_nonfinite: see `InnerTracker`.
-        dtype: precision of y_i.
-        device: where the buffers live at first.
+        table: `dtype`, `device` and `on_nonfinite` of the `InnerTracker`.
+        limits: see `CoupledTerm`; upper ones alone.
 
     Example:
         >>> import torch, fcco
@@ -161,44 +153,23 @@ class DualTerm(CoupledTerm):
         theta: float = 0.0,
         dim: int = 1,
         weight: float = 1.0,
-        tolerance: Tolerance = 0.0,
-        margin: float = 0.0,
-        names: Sequence[str] | None = None,
-        on_nonfinite: Literal["raise", "skip"] = "raise",
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        table: Mapping[str, Any] | None = None,
+        **limits: Any,
     ) -> None:
-        rule = DualAscent(outer, dual_step)
-        like = torch.zeros((), dtype=dtype, device=device)
-        limits = Limits(num_inner, like, tolerance, margin, names, call="DualTerm")
-        if not limits.upper:
+        rule, options = DualAscent(outer, dual_step), dict(table or {})
+        like = torch.zeros((), dtype=options.get("dtype"), device=options.get("device"))
+        known = Limits(num_inner, like, **{"call": "DualTerm", **limits})
+        if not known.upper:
             raise ValueError(
-                "`alexr` with `penalty` and `dual_step` has upper limits alone: write "
-                "value >= b as -value <= -b, an interval as two limits; or leave the two out."
+                "`alexr` has upper limits alone: write value >= b as -value <= -b, an interval as "
+                "two limits."
             )
         # The limit is part of what is tracked: v_i holds the excess over it.
-        offset = None if limits.plain else limits.tolerance - margin
+        options["offset"] = None if known.plain else known.tolerance - known.margin
         tracker = _KeepsLatest(
-            num_inner,
-            dim,
-            gamma=1.0,
-            correction=theta,
-            read="new",
-            rule=rule,
-            offset=offset,
-            on_nonfinite=on_nonfinite,
-            dtype=dtype,
-            device=device,
+            num_inner, dim, gamma=1.0, correction=theta, read="new", rule=rule, **options
         )
-        super().__init__(
-            outer,
-            tracker,
-            smoothing=1 / dual_step,
-            weight=weight,
-            tolerance=tolerance,
-            margin=margin,
-            names=names,
-        )
+        super().__init__(outer, tracker, smoothing=1 / dual_step, weight=weight, **limits)
         self.rule = rule
 
     def loss(self, tracked: Tracked) -> Tensor:
@@ -215,28 +186,26 @@ class DualTerm(CoupledTerm):
         """Mean of weight * f(c_i), the excess over the limits, over the blocks seen."""
         return self.weight * self.outer(self.table() - self.limits.margin).mean()
 
-    def excess(self, values: Tensor | None = None) -> Tensor:
-        """The v_i, which hold the limits already and whose slope is y_i; or as in `CoupledTerm`."""
-        return self.tracker.rows if values is None else super().excess(values)
+    @property
+    def kink_width(self) -> None:
+        """None: f is not smoothed, and v_i is no estimate of g_i."""
 
     def dual(self) -> Tensor:
         """The y_i, shape (n,) or (n, d1), NaN where never seen."""
-        return self.where_seen(self.rule.dual)
+        return self.where_seen(self.rule.dual(self.tracker.rows))
 
-    def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Violations at given values g_i; the multipliers are the dual variables at any values."""
-        excess = values - self.limits.of(None, self.tracker.dim)
-        return self.outer.violation(excess), self.multipliers()
+    def values(self) -> Tensor:
+        """The g_i of the last step, without the extrapolation."""
+        high, _ = self.limits.of(None, self.tracker.dim)
+        return self.tracker.latest + (high - self.limits.margin)
 
-    def multipliers(self) -> Tensor:
-        """weight/n times y_i along the constraint, NaN where never seen."""
-        slope = self.where_seen(lambda v: self.outer.slope(self.rule.dual(v)))
+    def multipliers_at(self, values: Tensor) -> Tensor:
+        """weight/n times y_i along the constraint, at any values."""
+        slope = self.outer.slope(self.rule.dual(self.tracker.rows))
         return self.weight / self.tracker.num_inner * slope
 
-    def violation(self) -> Tensor:
-        """How far each constraint was exceeded in its last step, NaN where never seen."""
-        latest = self.tracker.latest - self.limits.margin
-        return self.where_seen(lambda _: self.outer.violation(latest))
+    def capped(self, values: Tensor | None) -> Tensor:
+        return self._capped(self.tracker.rows, self.violation())
 
     def table(self) -> Tensor:
         """The c_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
