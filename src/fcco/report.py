@@ -451,7 +451,7 @@ def _no_group_at_cap(term: AbstractTerm, losses: Tensor, capped: Tensor) -> Find
     widest = (ordered[0] - ordered[above]).item()
     if widest == 0:  # all of them tie
         return None
-    carrying = int((term.weights() > 0).sum())
+    carrying = int((term.group_weights() > 0).sum())
     return Finding(
         "no-group-at-cap",
         f"ratio={term.ratio:g} has little effect: no group has the largest weight, 1/(r n) = "

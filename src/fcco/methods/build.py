@@ -10,7 +10,7 @@ from torch import nn
 
 from .. import _checks
 from ..constraints import ConstrainedObjective
-from ..group_dro import OnlineGroupDRO
+from ..group_dro import GroupObjective
 from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
@@ -164,8 +164,8 @@ def ooa(
     *,
     process_group: Any = "auto",
     **settings: Any,
-) -> OnlineGroupDRO:
+) -> GroupObjective:
     """The worst of `num_groups` groups by `Ooa`, with its settings."""
     _checks.integer("ooa", "num_groups", num_groups, 1)
     term = settings_of("ooa", "ooa", settings).term(Problem(model, num_groups))
-    return OnlineGroupDRO(model, optimizer, term, process_group=process_group)
+    return GroupObjective(model, optimizer, term, process_group=process_group)

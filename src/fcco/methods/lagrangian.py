@@ -6,16 +6,16 @@ Round k approximately solves the strongly convex problem
     \min_x\; g_0(x) + c\|x - w_k\|^2 \quad\text{s.t.}\quad
     \phi_i(x) = g_i(x) - \text{tolerance}_i + c\|x - w_k\|^2 \le 0
 
-by T primal-dual steps on its Lagrangian; w_{k+1} is the mean of x_1, ..., x_T. Step
-`objective.optimizer`, a `ProximalRound`, which adds the pull to w_k and makes the steps with yours.
+by T primal-dual steps on its Lagrangian; w_{k+1} is the mean of x_1, ..., x_T.
 
-The rules use derivatives of the constraints along a step, J v, by differentiating their backward
+The methods use derivatives of the constraints along a step, J v, by differentiating their backward
 pass, averaged over the ranks of DDP; FSDP2 is refused. Of several batches before one step the
 queues take the mean, and ConEx moves the multipliers by the first.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -95,10 +95,8 @@ class ProximalRound(SharedGroupsOptimizer):
         parameters, follows = self.parameters, self.rule.follows_step
         for x in parameters[len(self._anchor) :]:  # all at the start of a round, later a new group
             self._anchor.append(x.detach().clone())
-            # Small weights would vanish in an average kept in bfloat16.
-            self._average.append(
-                x.detach().to(torch.promote_types(x.dtype, torch.float32), copy=True)
-            )
+            wide = torch.promote_types(x.dtype, torch.float32)  # steps of 1/t vanish in bfloat16
+            self._average.append(x.detach().to(wide, copy=True))
         before = [x.detach().clone() for x in parameters] if follows else []
         strength = pull_strength(self.coefficient, self.term.multiplier.sum())
         for x, w in zip(parameters, self._anchor, strict=True):
@@ -122,19 +120,14 @@ class ProximalRound(SharedGroupsOptimizer):
         return loss
 
     def own_state(self) -> dict[str, Any]:
-        kept = {"anchor": self._anchor, "average": self._average}
-        copies = {name: [part.clone() for part in parts] for name, parts in kept.items()}
-        return {"inner_step": self.inner_step, "round": self.round, **copies}
+        kept = copy.deepcopy({"anchor": self._anchor, "average": self._average})
+        return {"inner_step": self.inner_step, "round": self.round, **kept}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self.inner_step, self.round = state["inner_step"], state["round"]
-        self._anchor, self._average = (
-            [
-                kept.to(x.device, copy=True)
-                for kept, x in zip(state[name], self.parameters, strict=False)
-            ]
-            for name in ("anchor", "average")
-        )
+        for kept, name in ((self._anchor, "anchor"), (self._average, "average")):
+            pairs = zip(state[name], self.parameters, strict=False)
+            kept[:] = [part.to(x.device, copy=True) for part, x in pairs]
 
 
 # The dual steps.
@@ -145,7 +138,6 @@ class LagrangianTerm(UnsampledTerm):
 
     multiplier: Tensor
     last: Tensor
-
     rounds: ProximalRound
 
     def __init__(self, problem: Problem, rule: Oss) -> None:
@@ -187,8 +179,7 @@ class LagrangianTerm(UnsampledTerm):
         ahead = previous.evaluate_with_graph(measure)
         if not bool(torch.isfinite(ahead).all()):
             raise NonFiniteValue(
-                "Constraint values are NaN or infinite at the parameters of the last step, where "
-                "they are linearised; nothing was updated."
+                "Constraint values are NaN or infinite at the last parameters; nothing was updated."
             )
         self.ahead = ahead
 
@@ -261,8 +252,7 @@ class Oss(Settings):
         R. Ma, Q. Lin and T. Yang, Quadratically regularized subgradient methods for weakly convex
         optimization with weakly convex constraints, ICML 2020 (the rounds). H. Yu, M. Neely and
         X. Wei, Online convex optimization with stochastic constraints, NeurIPS 2017 (the steps).
-        Nearly eps-KKT after O(eps^-2) rounds of O(eps^-4) steps, from a feasible start, with a
-        Slater point of every regularised problem.
+        O(eps^-2) rounds of O(eps^-4) steps, from a feasible start, with Slater points.
     """
 
     proximal: float
@@ -327,8 +317,8 @@ class Icppac(Oss):
 
     References:
         D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
-        functional constrained optimization, Mathematical Programming 197, 2023. Nearly eps-KKT
-        after O(eps^-6) samples for non-smooth weakly convex functions with a uniform Slater margin.
+        functional constrained optimization, Mathematical Programming 197, 2023. O(eps^-6) samples
+        for non-smooth weakly convex functions with a uniform Slater margin.
     """
 
     tau: float = 10.0

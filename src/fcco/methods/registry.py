@@ -175,17 +175,7 @@ def table(
     use: Use | None = None,
     columns: Sequence[str] = ("method", "for", "needs", "use it when", "reference"),
 ) -> Table:
-    """The methods, all or those for one use; `columns` are keys of `Method.facts`.
-
-    Example:
-        >>> import fcco
-        >>> print(fcco.methods.table("groups", ["method", "for", "use it when"]))
-        method  for                      use it when
-        sonex   groups, limits, general  you want the paper's method
-        alexr2  groups, limits, general  the g_i have kinks
-        sonx    groups, general          f must not be smoothed
-        ooa     groups                   you compare with group DRO
-    """
+    """The methods, all or those for one use; `columns` are keys of `Method.facts`."""
     facts = [row.facts() for row in ROWS if use is None or use in row.use]
     return Table([list(columns), *([_cell(row[name]) for name in columns] for row in facts)])
 

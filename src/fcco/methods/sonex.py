@@ -37,22 +37,6 @@ class Sonex(Penalty):
         read: `"old"` uses u_{i,t} in G_t as printed, `"new"` uses u_{i,t+1}. None: new where the
             smoothing is `"auto"`, else old.
 
-    Example:
-        Find the point with the least mean distance to noisy data: f = |.|, g_i(w) = w_i - c_i.
-
-        >>> import torch, fcco
-        >>> _ = torch.manual_seed(0)
-        >>> c, model = torch.tensor([1.0, -2.0]), torch.nn.Linear(2, 1, bias=False)
-        >>> optimizer = fcco.optim.momentum_type(model.parameters(), lr=0.02, beta=0.2)
-        >>> outer = fcco.outer.Absolute()
-        >>> objective = fcco.methods.sonex(model, optimizer, outer, 2, smoothing=0.1)
-        >>> for _ in range(1000):
-        ...     noise = 0.1 * torch.randn(2)
-        ...     loss = objective(lambda: model.weight.view(2) - c + noise)
-        ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
-        >>> bool((model.weight.view(2) - c).abs().max() < 0.1)
-        True
-
     References:
         Paper, Algorithm 1 and Theorem `thm:ema_msvr`: an approximate eps-stationary point after
         O(n / (B1 sqrt(B2)) eps^-5) steps; section 6.2: an eps-KKT point after O(eps^-5).

@@ -195,12 +195,11 @@ class Ssg(Settings):
             \Pi_X\bigl(w_t - \eta_t\nabla g_{i^*}(w_t)\bigr) & \text{else}, \; t\in J
         \end{cases}
 
-    Output: w_tau with tau in I, after a start, with probability proportional to eta_tau;
-    `objective.term.feasible` says whether the last call was of that kind. The multipliers are not
-    part of the method; `multipliers()` estimates them by :math:`\nu_i =
-    \sum_{t\in J, i^*=i}\eta_t / \sum_{t\in I}\eta_t`, with the step sizes (also of Adam). With `gradient=`, the first function
-    decides and the second carries the gradient, as the theory asks; several batches before one step
-    follow the decision of the first. Under DDP a parameter that only g_0 uses needs
+    Output: w_tau with tau in I, with probability proportional to eta_tau; see
+    `objective.term.feasible`. The multipliers are no part of the method: `multipliers()` estimates
+    them by the sum of the step sizes with i* = i over that with t in I. With `gradient=`, the first
+    function decides and the second carries the gradient, as the theory asks; several batches before
+    one step follow the decision of the first. Under DDP a parameter that only g_0 uses needs
     `find_unused_parameters=True`.
 
     Args:

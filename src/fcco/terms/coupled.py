@@ -188,14 +188,6 @@ class CoupledTerm(OuterTerm, ConstraintTerm):
         weight: factor in front of the sum.
         limits: `tolerance`, `margin` and `names`, see `Limits`. For other limits than upper ones f
             must not decrease, and is applied to how far g_i is outside.
-
-    Example:
-        >>> import torch, fcco
-        >>> tracker = fcco.tracker.InnerTracker(2, gamma=1.0)
-        >>> term = fcco.terms.CoupledTerm(fcco.outer.Hinge(3.0), tracker, smoothing=0.1)
-        >>> term.tracker.set_values(torch.tensor([0, 1]), torch.tensor([0.2, -1.0]))
-        >>> term.value(), term.violation(), term.multipliers()
-        (tensor(0.3000), tensor([ 0.2000, -1.0000]), tensor([1., 0.]))
     """
 
     def __init__(

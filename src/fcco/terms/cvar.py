@@ -126,7 +126,7 @@ class CVaRTerm(OuterTerm):
         table = self.table()
         return CVaR(self.ratio)(table) if len(table) else table.new_tensor(math.nan)
 
-    def weights(self) -> Tensor:
+    def group_weights(self) -> Tensor:
         """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""
         u, seen, settings = self.tracker.rows, self.tracker.seen, (self.ratio, self.smoothing)
         slope = rules.slopes(u, self.threshold, *settings, self.kink, len(u))

@@ -42,17 +42,6 @@ class DualAscent:
 
     A block starts at y_i = 0. Alpha is `dual_step`, theta is the tracker's `correction`, and its
     `gamma` has no meaning here. Pure and branch-free.
-
-    Example:
-        >>> import torch, fcco
-        >>> rule = DualAscent(fcco.outer.Hinge(1.0), dual_step=0.5)
-        >>> v, g = torch.tensor([0.0]), torch.tensor([0.8])
-        >>> for _ in range(3):
-        ...     v = rule(v, None, g, None, 1.0, 0.0)[1]
-        ...     rule.dual(v)  # clip(y + 0.5 * 0.8, 0, 1)
-        tensor([0.4000])
-        tensor([0.8000])
-        tensor([1.])
     """
 
     outer: AbstractOuter
@@ -133,13 +122,6 @@ class DualTerm(CoupledTerm):
         weight: factor in front of the sum.
         table: `dtype`, `device` and `on_nonfinite` of the `InnerTracker`.
         limits: see `CoupledTerm`; upper ones alone.
-
-    Example:
-        >>> import torch, fcco
-        >>> term = DualTerm(fcco.outer.Hinge(3.0), 2, dual_step=2.0)
-        >>> _ = term.tracker(torch.tensor([0.5, -1.0]))
-        >>> term.dual(), term.multipliers()
-        (tensor([1., 0.]), tensor([0.5000, 0.0000]))
     """
 
     tracker: _KeepsLatest  # type: ignore[assignment]

@@ -84,6 +84,10 @@ class GroupWeights(AbstractTerm):
         slope = weights[index] * block_factor(self.scaling, len(weights), max(index.shape[0], 1))
         return tracked.as_loss((slope * tracked.value).sum(), slope)
 
+    def group_weights(self) -> Tensor:
+        """The current p of the groups."""
+        return self.weights.clone()
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)

@@ -112,11 +112,6 @@ class Limits(KeepsPrecision):
         names: names of the blocks, for values given by name and for reports.
         call: the caller's name, for the error text.
 
-    Example:
-        >>> import torch
-        >>> limits = Limits(2, torch.zeros(()), tolerance=[0.1, (0.2, 0.3)], names=("a", "b"))
-        >>> limits.excess(torch.tensor([0.5, 0.1]))
-        tensor([0.4000, 0.1000])
     """
 
     tolerance: Tensor  # high_i
@@ -211,7 +206,7 @@ class ConstraintTerm(AbstractTerm):
     def __init__(self, tracker: InnerTracker, **limits: Any) -> None:
         super().__init__(tracker)
         limits.setdefault("call", type(self).__name__)
-        self.limits = Limits(tracker.num_inner, tracker.rows, **limits)
+        self.limits = Limits(tracker.num_inner, tracker.value, **limits)
         self.names = self.limits.names
 
     def values(self) -> Tensor:

@@ -86,10 +86,11 @@ class MultiplierTerm(ConstraintTerm):
                 "`InnerTracker(..., gamma='auto')`, or `measure=True`."
             )
         super().__init__(tracker, **limits)
+        number, table = tracker.num_inner, tracker.value
         for name in Multipliers._fields:
-            self.register_buffer(name, torch.zeros_like(tracker.rows))
-        self.register_buffer("scales", tracker.rows.new_zeros(len(Scales._fields)))
-        self._share = rules.largest_margin(tracker.num_inner)
+            self.register_buffer(name, table.new_zeros(number))
+        self.register_buffer("scales", table.new_zeros(len(Scales._fields)))
+        self._share = rules.largest_margin(number)
 
     @property
     def views(self) -> dict[str, Any]:
