@@ -558,7 +558,8 @@ def test_switching_waits_for_more_than_noise():
         noise = torch.as_tensor(rng.normal(size=2) * [1.0, 0.2])
         take_step(objective, lambda noise=noise: (model.w.sum(), model.w + noise))
         decisions.append(objective.term.feasible)
-    threshold = objective.term.threshold
+    term = objective.term
+    threshold = term.threshold(term.limits.excess(term.tracker.rows))
     assert min(abs(threshold - 1.0), abs(threshold - 0.2)) < 0.15
     assert 0.6 < np.mean(decisions) < 0.9
 

@@ -115,7 +115,7 @@ class Compositional(CheckedState):
     r"""g0(w) plus a sum of coupled terms, as a loss for your own training loop.
 
     .. math::
-        \min_w\; g_0(w) + \sum_{\text{terms}} \frac{\text{weight}}{n}\sum_{i=1}^n f(g_i(w))
+        \min_w\; g_0(w) + \sum_{\text{terms}} \frac1n\sum_{i=1}^n f(g_i(w))
 
     Call it with a function that runs your model; the returned scalar has an estimate of the
     objective as its value and the paper's estimator G_t as its gradient (Alg. 1, line 9). The

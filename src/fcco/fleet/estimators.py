@@ -21,7 +21,7 @@ from ..rules.arrays import per_row
 from ..rules.multipliers import Constraints, Multipliers, Scales
 from ..rules.track import Pooled, Rows, Statistics, Track, Visit, automatic_width
 from ..terms import CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
-from ..terms.coupled import OuterTerm, weighted_mean, widest
+from ..terms.coupled import OuterTerm, block_mean, widest
 from ..terms.limits import Limits, excess, side
 from ..tracker import InnerTracker
 from .numbers import Numbers, Template
@@ -156,7 +156,7 @@ class Coupled(Tracking):
     r"""An outer function of tracked values, see `fcco.terms.CoupledTerm`.
 
     .. math::
-        G_t = \nabla g_0(w_t) + \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1}
+        G_t = \nabla g_0(w_t) + \frac1{B_1}\sum_{i\in\mathcal B_1}
             \nabla f_\lambda(u_i - \text{tolerance}_i)\,\nabla g_i(w_t)
     """
 
@@ -167,7 +167,7 @@ class Coupled(Tracking):
     def of(cls, term: CoupledTerm) -> Parts:
         outer, of_outer = Template.of(term.outer, "outer")
         estimator, numbers, state = cls.reading(term.tracker, outer, term.automatic)
-        numbers |= {"weight": term.weight, **_smoothing(term), **of_outer}
+        numbers |= {**_smoothing(term), **of_outer}
         return estimator, numbers | numbers_of(term.limits), state
 
     def gradient(self, run: Run) -> Estimate:
@@ -183,7 +183,7 @@ class Coupled(Tracking):
 
     def _slope(self, run: Run, outer: Any, beyond: Tensor, blocks: Any) -> Tensor:
         def of(function: Any) -> Tensor:
-            return weighted_mean(function, beyond, run.numbers["weight"], blocks)[1]
+            return block_mean(function, beyond, blocks)[1]
 
         if self.automatic:
             smoothing: Any = self.width(run, widest(outer))[0] / outer.jump

@@ -66,23 +66,6 @@ def constrained(
         process_group: see `Compositional`.
         offload: see `Compositional`.
         settings: of a method that was given by a word.
-
-    Example:
-        Minimise (w - 1)^2 / 2 subject to w <= 0.3: the multiplier is 0.7.
-
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(1, 1, bias=False).double()
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        >>> objective = fcco.constrained(
-        ...     model, optimizer, {"w": 0.3}, "sonex", smoothing=0.02, penalty=20.0, gamma=1.0)
-        >>> def loss_and_value():
-        ...     w = model.weight.view(())
-        ...     return (w - 1).square() / 2, {"w": w}
-        >>> for _ in range(500):
-        ...     objective(loss_and_value).backward()
-        ...     objective.optimizer.step(); objective.optimizer.zero_grad()
-        >>> round(model.weight.item() - 0.3, 3), round(objective.multipliers()["w"], 2)
-        (0.014, 0.69)
     """
     if isinstance(method, Settings):
         chosen, call = method, f"constrained(method={type(method).__name__}(...))"

@@ -18,23 +18,13 @@ from ..tracker import InnerTracker, OpenStep, Tracked
 from .base import AbstractTerm
 from .limits import ConstraintTerm
 
-__all__ = ["CoupledTerm", "OuterTerm", "as_lambda", "weighted_mean", "widest"]
+__all__ = ["CoupledTerm", "OuterTerm", "as_lambda", "block_mean", "widest"]
 
 
-def weighted_mean(
-    outer: AbstractOuter, excess: Tensor, weight: float | Tensor, blocks: int | Tensor
-) -> tuple[Tensor, Tensor]:
-    r"""The estimate of a coupled term and its slopes, pure and branch-free.
-
-    .. math::
-        \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1} f(u_i), \qquad
-        \frac{\text{weight}}{B_1}\nabla f(u_i)
-
-    `blocks` is B1, the number of blocks in the batch.
-    """
+def block_mean(outer: AbstractOuter, excess: Tensor, blocks: int | Tensor) -> tuple[Tensor, Tensor]:
+    r"""The mean of f(u_i) over B1 = `blocks` blocks and its slopes, pure and branch-free."""
     values, slope = outer.value_and_gradient(excess)
-    share = weight / blocks
-    return values.sum() * share, slope * share
+    return values.sum() / blocks, slope / blocks
 
 
 def widest(outer: AbstractOuter) -> Any:
@@ -176,16 +166,15 @@ class OuterTerm(AbstractTerm):
 
 
 class CoupledTerm(OuterTerm, ConstraintTerm):
-    r"""A weighted coupled term, optionally read as penalised constraints.
+    r"""A coupled term, optionally read as penalised constraints.
 
     .. math::
-        \frac{\text{weight}}{n}\sum_{i=1}^n f_\lambda\bigl(g_i(w) - \text{tolerance}_i\bigr)
+        \frac1n\sum_{i=1}^n f_\lambda\bigl(g_i(w) - \text{tolerance}_i\bigr)
 
     Args:
         outer: f.
         tracker: the tracker of g_i.
         smoothing: see `OuterTerm`.
-        weight: factor in front of the sum.
         limits: `tolerance`, `margin` and `names`, see `Limits`. For other limits than upper ones f
             must not decrease, and is applied to how far g_i is outside.
     """
@@ -196,13 +185,9 @@ class CoupledTerm(OuterTerm, ConstraintTerm):
         tracker: InnerTracker,
         *,
         smoothing: Smoothing = 0.0,
-        weight: float = 1.0,
         **limits: Any,
     ) -> None:
         super().__init__(outer, tracker, smoothing, **limits)
-        if weight != 1:
-            _checks.positive("CoupledTerm", "weight", weight)
-        self.weight = weight
         if self.limits.margin != 0 and not outer.monotone:
             raise ValueError(
                 f"`CoupledTerm(margin=...)` needs a non-decreasing outer function: {outer!r} "
@@ -228,7 +213,7 @@ class CoupledTerm(OuterTerm, ConstraintTerm):
             step.write(self, self._set_width, width)
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
         blocks = max(tracked.u.shape[0], 1)
-        value, slope = weighted_mean(self.smoothed_by(smoothing), excess, self.weight, blocks)
+        value, slope = block_mean(self.smoothed_by(smoothing), excess, blocks)
         if not self.limits.upper:
             slope = slope * self.limits.side(tracked.value, tracked.index)
         return tracked.as_loss(value, slope)
@@ -238,21 +223,21 @@ class CoupledTerm(OuterTerm, ConstraintTerm):
         view(self.width)[:] = width
 
     def value(self) -> Tensor:
-        """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""
+        """Mean of f(u_i - tolerance_i) over the blocks seen."""
         beyond = self.limits.violation(self.table(), self.tracker.seen, self.tracker.dim)
-        return self.weight * self.outer(beyond).mean()
+        return self.outer(beyond).mean()
 
     def violation_at(self, values: Tensor) -> Tensor:
         return self.outer.violation(super().violation_at(values))
 
     def multipliers_at(self, values: Tensor) -> Tensor:
-        """(weight/n) grad f_lambda(g_i - tolerance_i).
+        """(1/n) grad f_lambda(g_i - tolerance_i).
 
         Read from the tracked u, they carry its noise divided by lambda; `fcco.diagnostics.kkt`
         recomputes them on full data.
         """
         slope = self.smoothed.multiplier(self._excess(values)) * self.limits.side(values)
-        return slope * (self.weight / self.tracker.num_inner)
+        return slope / self.tracker.num_inner
 
     def _excess(self, values: Tensor) -> Tensor:
         return self.limits.excess(values, dim=self.tracker.dim)

@@ -1,4 +1,4 @@
-r"""Dual variables for non-smooth outer functions: ALEXR's second version.
+r"""Dual variables for non-smooth outer functions: ALEXR.
 
 A convex f is a maximum over its conjugate, f(u) = max_y <y, u> - f*(y), so the coupled problem has
 one dual variable y_i per block. Ascent with the Euclidean distance is
@@ -101,17 +101,16 @@ class _KeepsLatest(InnerTracker):
 
 
 class DualTerm(CoupledTerm):
-    r"""(weight/n) sum_i f(g_i(w) - tolerance_i) with one dual variable y_i per block.
+    r"""(1/n) sum_i f(g_i(w) - tolerance_i) with one dual variable y_i per block.
 
     .. math::
-        \min_w \max_y \frac{\text{weight}}n\sum_i \langle y_i, g_i(w)\rangle - f^*(y_i), \qquad
-        G_t = \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1}
-            \nabla g_i(w_t;\tilde{\mathcal B})\, y_i^{t+1}
+        \min_w \max_y \frac1n\sum_i \langle y_i, g_i(w)\rangle - f^*(y_i), \qquad
+        G_t = \frac1{B_1}\sum_{i\in\mathcal B_1} \nabla g_i(w_t;\tilde{\mathcal B})\, y_i^{t+1}
 
     The value of the loss is the mean of <y_i, c_i> - f*(y_i) = f(c_i) at c_i = v_i - y_i/alpha,
     which is g~_i when y_i no longer changes; in `eval()` mode it is f of the batch. `multipliers()`
-    are weight/n times y_i; `value()` reads c_i; `violation()` uses the values of the last step,
-    because v_i mixes value and dual variable.
+    are y_i/n; `value()` reads c_i; `violation()` uses the values of the last step, because v_i
+    mixes value and dual variable.
 
     Args:
         outer: f, convex.
@@ -119,7 +118,6 @@ class DualTerm(CoupledTerm):
         dual_step: alpha.
         theta: extrapolation.
         dim: d1.
-        weight: factor in front of the sum.
         table: `dtype`, `device` and `on_nonfinite` of the `InnerTracker`.
         limits: see `CoupledTerm`; upper ones alone.
     """
@@ -134,7 +132,6 @@ class DualTerm(CoupledTerm):
         dual_step: float,
         theta: float = 0.0,
         dim: int = 1,
-        weight: float = 1.0,
         table: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> None:
@@ -151,7 +148,7 @@ class DualTerm(CoupledTerm):
         tracker = _KeepsLatest(
             num_inner, dim, gamma=1.0, correction=theta, read="new", rule=rule, **options
         )
-        super().__init__(outer, tracker, smoothing=1 / dual_step, weight=weight, **limits)
+        super().__init__(outer, tracker, smoothing=1 / dual_step, **limits)
         self.rule = rule
 
     def loss(self, tracked: Tracked) -> Tensor:
@@ -161,12 +158,12 @@ class DualTerm(CoupledTerm):
             values = self.outer(tracked.value - slope / self.rule.dual_step)
         else:  # the tracker returned the inner values themselves
             values, slope = self.outer.value_and_gradient(tracked.value)
-        share = self.weight / max(tracked.index.shape[0], 1)
-        return tracked.as_loss(values.sum() * share, slope * share)
+        blocks = max(tracked.index.shape[0], 1)
+        return tracked.as_loss(values.sum() / blocks, slope / blocks)
 
     def value(self) -> Tensor:
-        """Mean of weight * f(c_i), the excess over the limits, over the blocks seen."""
-        return self.weight * self.outer(self.table() - self.limits.margin).mean()
+        """Mean of f(c_i), the excess over the limits, over the blocks seen."""
+        return self.outer(self.table() - self.limits.margin).mean()
 
     @property
     def kink_width(self) -> None:
@@ -182,9 +179,8 @@ class DualTerm(CoupledTerm):
         return self.tracker.latest + (high - self.limits.margin)
 
     def multipliers_at(self, values: Tensor) -> Tensor:
-        """weight/n times y_i along the constraint, at any values."""
-        slope = self.outer.slope(self.rule.dual(self.tracker.rows))
-        return self.weight / self.tracker.num_inner * slope
+        """y_i/n along the constraint, at any values."""
+        return self.outer.slope(self.rule.dual(self.tracker.rows)) / self.tracker.num_inner
 
     def capped(self, values: Tensor | None) -> Tensor:
         return self._capped(self.tracker.rows, self.violation())

@@ -259,8 +259,8 @@ class UnsampledTerm(ConstraintTerm):
         super().__init__(for_model(model, number, measure=measure, **once), **limits)
         if any(isinstance(limit, (Equal, tuple)) for limit in self.limits.written()):
             raise ValueError(
-                f"`{call}` takes limits on one side: write (low, high) and `Equal` as two limits "
-                "of one value, `AtLeast(low)` and high, or use the default method."
+                f"`{call}` takes limits on one side: write (low, high) and `Equal` as two limits, "
+                "`AtLeast(low)` and high, of one value, or use the default method."
             )
 
     def signed(self, multipliers: Tensor) -> Tensor:
