@@ -1,4 +1,4 @@
-"""Methods: one file each, with the update in math and its settings, a frozen dataclass.
+"""Methods: each a frozen dataclass of its settings, with the update in math.
 
     method = term x rule of the step, stepped by any torch optimizer
 
