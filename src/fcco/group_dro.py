@@ -41,13 +41,8 @@ class GroupObjective(Compositional):
     ) -> GroupReport:
         """A table of the group losses and weights, and what they say about the settings.
 
-        `print(objective.report())` shows it. It waits for the device: not for every step.
-
-        Args:
-            function: as in a call of the objective, best on a large batch of training data: its
-                losses are then compared with the tracked ones, and within each group. It runs once,
-                in the mode that the model is in; nothing is updated.
-            index: the group of each of its losses.
+        As `fcco.constraints.ConstrainedObjective.report`; with `function` and the group of each of
+        its losses the tracked losses are compared with fresh ones, and those within a group.
         """
         return group_report(self, self.group_weights(), function, index)
 

@@ -11,9 +11,8 @@ from .alexr import Alexr, Alexr2
 from .lagrangian import Icppac, Oss
 from .multipliers import Multipliers
 from .online import Ooa
-from .penalties import HingePenalty, RecursiveHinge, Sonx, Sox, SquaredHingePenalty
+from .penalties import HingePenalty, RecursiveHinge, Sonex, Sonx, Sox, SquaredHingePenalty
 from .settings import Settings, Tracked
-from .sonex import Sonex
 from .switching import Ssg
 
 __all__ = ["ALIASES", "METHODS", "ROWS", "Method", "settings_of", "table"]

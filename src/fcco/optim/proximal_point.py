@@ -32,8 +32,7 @@ class ProximalPoint(MethodOptimizer):
     docs/concepts/mathematics.md). Between steps the parameters hold z.
 
     Args:
-        outer: the optimizer of the outer loop over the same parameters: Adam, SGD with
-            `momentum = dampening = 1 - beta`, or any other.
+        outer: the optimizer of the outer loop over the same parameters.
         nu: the proximal parameter, below 1/rho_F; per inner step the pull to w_t has weight
             eta / (eta + nu).
         eta: the inner step size; the group entry `lr`, so schedulers can drive it.

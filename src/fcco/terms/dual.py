@@ -1,7 +1,6 @@
 r"""Dual variables for non-smooth outer functions: ALEXR.
 
-A convex f is a maximum over its conjugate, f(u) = max_y <y, u> - f*(y), so the coupled problem has
-one dual variable y_i per block. Ascent with the Euclidean distance is
+A convex f is max_y <y, u> - f*(y), so there is one dual variable y_i per block. Ascent is
 
 .. math::
     y_i^+ = \mathrm{prox}_{\alpha f^*}(y_i + \alpha\tilde g_i)

@@ -36,19 +36,16 @@ class MultiplierTerm(ConstraintTerm):
     Every factor is measured: nothing changes when losses or values are given in other units, and
     little but the margin when constraints are listed twice.
 
-    * :math:`\sigma_i`, the noise of a batch value of g_i, and :math:`\sigma_0`, that of g_0, both
-      from successive differences: a multiplier has the unit sigma_0/sigma_i.
-    * :math:`W_i`, the width in which c_i rises by that unit: the noise or, while there is more to
-      repair, the largest violation in units of it, :math:`\omega = \max_i [x_i]_+/\sigma_i`, which
-      is forgotten by 1 % a step.
-    * A, how strongly constraints act together: the standard deviation of :math:`\sum_i c_i
-      (g_i(w_t;\mathcal B) - u_i)` in units of its largest :math:`c_i\sigma_i`. It is 1 for one
-      active constraint, k for the same one listed k times.
-    * :math:`\text{margin}_i = 0.06\sqrt{2\ln m}\,\sigma_i`, because the largest of m values that
-      fluctuate about their limits is above its own. It is multiplied by the square of
-      :math:`\sum_i (g_i(w_t;\mathcal B) - u_i)/\sigma_i` over the sum of squares, at most 1 (lower
-      limits count with their sign), since opposite constraints have no room for it. It goes at most
-      to the middle of an interval.
+    * :math:`\sigma_i` is the noise of a batch value of g_i, :math:`\sigma_0` that of g_0, both from
+      successive differences.
+    * :math:`W_i` is the noise or, while there is more to repair, the largest violation in units of
+      it, :math:`\omega = \max_i [x_i]_+/\sigma_i`, which is forgotten by 1 % a step.
+    * A is how strongly constraints act together: the standard deviation of :math:`\sum_i c_i
+      (g_i(w_t;\mathcal B) - u_i)` in units of its largest :math:`c_i\sigma_i`.
+    * :math:`\text{margin}_i = 0.06\sqrt{2\ln m}\,\sigma_i`, times the square of :math:`\sum_i
+      (g_i(w_t;\mathcal B) - u_i)/\sigma_i` over the sum of squares, at most 1 (lower limits count
+      with their sign): opposite constraints have no room for it. At most to the middle of an
+      interval.
 
     The first 10 steps only measure. The state changes when a step ends, from all of its batches.
 
