@@ -331,7 +331,11 @@ def test_schedulers_groups_and_the_inner_optimizer():
 def test_the_parameters_stay_in_the_set(kind):
     model, T = Point(START), 5
     primal = sgd(model, 1.0 if kind == "oss" else 0.3)
-    primal.register_step_post_hook(lambda *_: model.w.data.clamp_(-0.25, 0.25))
+
+    def project(*_: Any) -> None:
+        model.w.data.clamp_(-0.25, 0.25)
+
+    primal.register_step_post_hook(project)
     if kind == "oss":
         objective = oss(model, primal, 3, proximal=1.5, inner_steps=T)
         path, duals = reference.oss(

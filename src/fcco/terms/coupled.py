@@ -24,7 +24,8 @@ __all__ = ["CoupledTerm", "OuterTerm", "as_lambda", "block_mean", "widest"]
 def block_mean(outer: AbstractOuter, excess: Tensor, blocks: int | Tensor) -> tuple[Tensor, Tensor]:
     r"""The mean of f(u_i) over B1 = `blocks` blocks and its slopes, pure and branch-free."""
     values, slope = outer.value_and_gradient(excess)
-    return values.sum() / blocks, slope / blocks
+    share = 1 / blocks
+    return values.sum() * share, slope * share
 
 
 def widest(outer: AbstractOuter) -> Any:
@@ -237,7 +238,7 @@ class CoupledTerm(OuterTerm, ConstraintTerm):
         recomputes them on full data.
         """
         slope = self.smoothed.multiplier(self._excess(values)) * self.limits.side(values)
-        return slope / self.tracker.num_inner
+        return slope * (1 / self.tracker.num_inner)
 
     def _excess(self, values: Tensor) -> Tensor:
         return self.limits.excess(values, dim=self.tracker.dim)

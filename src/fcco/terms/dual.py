@@ -157,8 +157,8 @@ class DualTerm(CoupledTerm):
             values = self.outer(tracked.value - slope / self.rule.dual_step)
         else:  # the tracker returned the inner values themselves
             values, slope = self.outer.value_and_gradient(tracked.value)
-        blocks = max(tracked.index.shape[0], 1)
-        return tracked.as_loss(values.sum() / blocks, slope / blocks)
+        share = 1 / max(tracked.index.shape[0], 1)
+        return tracked.as_loss(values.sum() * share, slope * share)
 
     def value(self) -> Tensor:
         """Mean of f(c_i), the excess over the limits, over the blocks seen."""
@@ -179,7 +179,7 @@ class DualTerm(CoupledTerm):
 
     def multipliers_at(self, values: Tensor) -> Tensor:
         """y_i/n along the constraint, at any values."""
-        return self.outer.slope(self.rule.dual(self.tracker.rows)) / self.tracker.num_inner
+        return self.outer.slope(self.rule.dual(self.tracker.rows)) * (1 / self.tracker.num_inner)
 
     def capped(self, values: Tensor | None) -> Tensor:
         return self._capped(self.tracker.rows, self.violation())
