@@ -67,8 +67,8 @@ def _bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
     low, high = float(low), float(high)
     if not low <= high or (math.isinf(low) and math.isinf(high)):
         raise ValueError(
-            f"`{call}(tolerance=...)` takes finite limits, low <= high, but that of `{name}` is: "
-            f"{limit!r}. Leave out what has no limit."
+            f"`{call}(tolerance=...)` needs a finite limit of each, low <= high, but that of "
+            f"`{name}` is: {limit!r}. Leave out what has no limit."
         )
     return low, high
 
