@@ -545,10 +545,7 @@ CASES: dict[str, Case] = {
         weighted(geometry="euclidean"), with_g0, sizes=sometimes_empty, sensitive=False
     ),
     "ooa-batch": Case(weighted(scaling="batch"), per_sample, micro=2, sensitive=False),
-    "alexr": Case(primal_dual(smoothing=1.0, theta=0.6), independent, sensitive=False),
-    "alexr-v2": Case(
-        primal_dual(version="v2", theta=0.6, dual_step=0.4), independent, sensitive=False
-    ),
+    "alexr": Case(primal_dual(theta=0.6, dual_step=0.4), independent, sensitive=False),
     "contrast-old": contrast(labels=3, correction=0.0, read="old"),
     "contrast-learned": contrast("forward", radius=0.5, chunk=2),
     "contrast-unscaled": contrast("parameter", scaled=False),

@@ -19,7 +19,7 @@ from torch.nn.functional import softplus
 
 import fcco
 from fcco.fleet import Fleet, Member
-from fcco.methods import alexr, ooa
+from fcco.methods import ooa
 
 DOUBLE, BLOCKS, PER_BLOCK, STEPS, RUNS = torch.float64, 4, 3, 25, 3
 ROWS = BLOCKS * PER_BLOCK
@@ -306,19 +306,19 @@ def sox(model: nn.Module, run: int) -> Made:
     return optimizer, fcco.methods.sox(model, optimizer, outer, BLOCKS, gamma=0.2 + 0.3 * run)
 
 
-def alexr_v1(model: nn.Module, run: int) -> Made:
-    optimizer = sgd(model, 0.02 + 0.01 * run)
-    return optimizer, alexr(
-        model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, smoothing=0.1, dual_step=0.5 + run,
-        theta=0.2 * (run + 1),
+def extrapolated(model: nn.Module, run: int) -> Made:
+    optimizer, gamma = sgd(model, 0.02 + 0.01 * run), (0.5 + run) / (1.5 + run)
+    return optimizer, fcco.methods.sonex(
+        model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, smoothing=0.1, gamma=gamma,
+        correction=0.2 * (run + 1) * gamma, read="new",
     )  # fmt: skip
 
 
-def ramped(model: nn.Module, run: int) -> Made:
+def li2024(model: nn.Module, run: int) -> Made:
     optimizer = adam(model, run)
     return optimizer, fcco.constrained(
         model, optimizer, NAMES, "squared-hinge", penalty=5.0 + run, gamma=0.3 + 0.2 * run,
-        ramp_steps=10 * run, tolerance=0.05 * run, margin=0.01,
+        tolerance=0.05 * run, margin=0.01,
     )  # fmt: skip
 
 
@@ -364,7 +364,7 @@ def constant(run: int) -> dict[str, Any]:
 
 
 def cold(run: int) -> dict[str, Any]:
-    return {"tau": 1.0 + run, "theta": 0.5, "warm_start": False}
+    return {"tau": 1.0 + run, "theta": 0.5}
 
 
 def queue(lengths: tuple[int, ...]) -> Any:
@@ -511,10 +511,10 @@ CASES: dict[str, Case] = {
     "log-space": Case(log_space(momentum), of=TRACKED, **LOGARITHMS),
     "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
     "alexr2-adam": Case(alexr2(adam, (3, lambda t: 2 + t % 4, 1)), of=TRACKED, **SAMPLED),
-    "alexr": Case(alexr_v1, of=TRACKED),
+    "extrapolated": Case(extrapolated, of=TRACKED),
     "sonx": Case(sonx, of=TRACKED),
     "sox": Case(sox, of=TRACKED, **SAMPLED),
-    "li2024": Case(ramped, inner=named, of=TRACKED),
+    "li2024": Case(li2024, inner=named, of=TRACKED),
     "yang2025": Case(yang, of=TRACKED),
     "icppac": Case(lagrangian(step(), constant, (3, 3, 6)), of=DUAL, independent=True),
     "icppac-cold": Case(lagrangian(momentum, cold), of=DUAL, **FILLED),

@@ -136,11 +136,10 @@ def _(problem: MethodProblem, model: Point) -> Setup:
 
 @setup("alexr", "S1", "S2", "smooth")
 def _(problem: MethodProblem, model: Point) -> Setup:
-    """The second version for non-smooth f, the first for a smooth one."""
     name = name_of(problem)
     objective = fcco.methods.alexr(
         model, sgd(model, {"S1": 0.1, "S2": 0.05, "smooth": 0.05}[name]), problem.outer,
-        problem.number, version="v1" if name == "smooth" else "v2",
+        problem.number,
         dual_step=2.0 if name == "S1" else 0.25, theta=0.5,
     )  # fmt: skip
     return Setup(objective, 2000, TOLERANCE[name], {"independent": True})
@@ -224,7 +223,8 @@ def _(problem: MethodProblem, model: Point) -> Setup:
 @setup("ssg", "S3", "S3b")
 def _(problem: MethodProblem, model: Point) -> Setup:
     objective: Any = constrained(problem, model, "ssg", 0.01, threshold=0.01)
-    output = objective.output_iterate("average")
+    feasible = lambda: float(objective.term.feasible)  # noqa: E731
+    output = fcco.optim.OutputIterate(objective.optimizer, "average", weight=feasible)
     return Setup(
         objective, 2000, 0.08, {"every": True, "per_block": 8, "independent": True}, power=0,
         final=lambda: output.applied().__enter__(),

@@ -1,4 +1,4 @@
-"""ALEXR: both versions equal their transcriptions, keep y in its domain and find saddle points."""
+"""ALEXR: both its forms equal their transcriptions, keep y in its domain, find saddle points."""
 
 from __future__ import annotations
 
@@ -47,10 +47,17 @@ def tensor(values: Any) -> torch.Tensor:
 
 def build(
     model: torch.nn.Module, outer: fo.AbstractOuter, dim: int = 1, number: int = 6,
-    optimizer: Any = None, **options: Any,
+    optimizer: Any = None, dual_step: float = 1.0, theta: float = 0.0, version: str = "v1",
+    smoothing: float = 0.0,
 ) -> fcco.Compositional:  # fmt: skip
+    """The dual form (v2), or the tracker that it is with the distance of f* (v1)."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.02)
-    return alexr(model, optimizer, outer, number, dim=dim, **options)
+    if version == "v2":
+        return alexr(model, optimizer, outer, number, dim=dim, dual_step=dual_step, theta=theta)
+    options: Any = {"dim": dim, "dtype": next(model.parameters()).dtype}
+    tracker = fcco.tracker.alexr_tracker(number, dual_step / (1 + dual_step), theta, **options)
+    term = fcco.terms.CoupledTerm(outer, tracker, smoothing=smoothing)
+    return fcco.Compositional(model, optimizer, term)
 
 
 def run_ours(
@@ -259,9 +266,9 @@ def pair(version: Any, dtype: torch.dtype = DOUBLE) -> tuple[torch.nn.Module, fc
     model = torch.nn.Linear(3, 1).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     smoothing = 0.5 if version == "v1" else 0.0
-    objective = alexr(
-        model, optimizer, fcco.outer.Hinge(2.0), 5, version=version, dual_step=0.4, theta=0.7,
-        smoothing=smoothing,
+    objective = build(
+        model, fcco.outer.Hinge(2.0), number=5, optimizer=optimizer, version=version,
+        dual_step=0.4, theta=0.7, smoothing=smoothing,
     )  # fmt: skip
     return model, objective
 
@@ -358,31 +365,24 @@ def test_a_bad_value_is_refused_before_the_dual_variables_move():
     ("outer", "options", "text"),
     [
         (fo.OneSidedMCP(1.0, 2.0), {}, "is not compatible with alexr: it must be convex"),
-        (fcco.outer.Absolute(), {}, "needs a smooth outer function.*version='v2'"),
-        (fcco.outer.Hinge(), {}, "needs a smooth outer function, which Hinge.*give `smoothing`"),
-        (fcco.outer.Hinge(), {"version": "v2", "smoothing": 0.1}, "belongs to version='v1'"),
-        (fcco.outer.Hinge(), {"version": "v2", "log_space": True}, "log_space"),
-        (fcco.outer.Hinge(), {"version": "v2", "read": "new"}, "no such setting: `read`"),
-        (
-            fcco.outer.Hinge(),
-            {"version": "v3"},
-            r"`alexr\(version=...\)` must be one of 'v1', 'v2'",
-        ),
-        (fcco.outer.Hinge(), {"version": "v2", "dual_step": 0.0}, r"`alexr\(dual_step=...\)` must"),
-        (
-            fcco.outer.Hinge(),
-            {"version": "v2", "theta": -0.5},
-            r"`alexr\(theta=...\)` must be at least",
-        ),
-        (fcco.outer.Hinge(), {"smoothing": -1.0}, r"`alexr\(smoothing=...\)` must be at least 0"),
-        (fcco.outer.CVaR(0.5), {"version": "v2"}, r"`alexr\(dim=...\)` is needed"),
-        (fcco.outer.CVaR(0.5), {"version": "v2", "dim": 1}, "but the tracker has `dim=1`"),
+        (fcco.outer.Hinge(), {"log_space": True}, "log_space"),
+        (fcco.outer.Hinge(), {"read": "new"}, "no such setting: `read`"),
+        (fcco.outer.Hinge(), {"dual_step": 0.0}, r"`alexr\(dual_step=...\)` must"),
+        (fcco.outer.Hinge(), {"theta": -0.5}, r"`alexr\(theta=...\)` must be at least"),
+        (fcco.outer.CVaR(0.5), {}, r"`alexr\(dim=...\)` is needed"),
+        (fcco.outer.CVaR(0.5), {"dim": 1}, "but the tracker has `dim=1`"),
     ],
 )
 def test_refuses_what_cannot_work(outer, options, text):
     model = Point(np.zeros(3))
     with pytest.raises((ValueError, TypeError), match=text):
-        alexr(model, torch.optim.SGD(model.parameters(), lr=0.1), outer, 3, **options)
+        alexr(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            outer,
+            3,
+            **{"dual_step": 1.0} | options,
+        )
 
 
 # Constraints: limits, margin and names of the dual term.

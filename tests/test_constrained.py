@@ -13,7 +13,7 @@ import torch
 from problems import Point, SumOfHinges, box, take_step
 
 import fcco
-from fcco.constraints import ConstrainedObjective, ConstraintReport, MultiplierAverage
+from fcco.constraints import ConstrainedObjective, ConstraintReport
 from fcco.methods import METHODS, ROWS, Sonex, constrained
 from fcco.methods.registry import ALIASES as WORDS
 
@@ -184,8 +184,8 @@ def test_every_accepted_setting_reaches_the_method(method):
     values: dict[str, Any] = {
         "dtype": torch.float64, "device": "cpu", "on_nonfinite": "raise", "read": "old",
         "correction": 0.1, "theta": 0.1, "gamma": 0.3, "outer": None, "dim": None,
-        "ramp_steps": 3, "inner_steps": 4, "constraint_optimizer": None, "tau": 3.0,
-        "warm_start": False, "version": "v2", "smoothing": 0.0, "nu": 0.1, "eta": 0.1,
+        "inner_steps": 4, "constraint_optimizer": None, "tau": 3.0, "smoothing": 0.0, "nu": 0.1,
+        "eta": 0.1,
     }  # fmt: skip
     assert set(accepted) <= set(values) | set(CASES[method])
     for name in accepted:
@@ -249,7 +249,7 @@ def test_the_doors_of_sonex_refuse_the_same(door):
             opened(door, **{name: value})
 
 
-# Reports and averages.
+# Reports.
 
 
 def summary(report: ConstraintReport) -> tuple[Any, ...]:
@@ -289,36 +289,3 @@ def test_report_of_vector_constraints():
     assert objective.report({"two": values[1], "one": values[0]}) == report
     with pytest.raises(ValueError, match="given for"):
         objective.report({"one": values[0], "three": values[1]})
-
-
-def test_average_is_a_mean_and_then_an_exponential_average():
-    generator = torch.Generator().manual_seed(0)
-    history = torch.rand(50, 2, generator=generator, dtype=torch.float64)
-    average = MultiplierAverage(history[0], horizon=10)
-    assert average.mean().isnan().all()
-    expected = 0.0
-    for t, row in enumerate(history):
-        average.add(row)
-        if t < 10:
-            np.testing.assert_allclose(average.mean(), history[: t + 1].mean(0), atol=1e-14)
-            expected = history[: t + 1].mean(0)
-        else:
-            expected = 0.9 * expected + 0.1 * row
-    np.testing.assert_allclose(average.mean(), expected, atol=1e-14)
-
-
-def test_a_step_on_another_loss_is_not_averaged():
-    model = Point(np.ones(M))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with pytest.raises(ValueError, match="needs `keep_average"):
-        constrained(model, optimizer, M).average_multipliers()
-    objective = constrained(model, optimizer, M, "hinge", penalty=3.0)
-    objective.keep_average(100)
-    take_step(objective, lambda: (0 * model.w.sum(), model.w))
-    assert objective.average_multipliers().tolist() == [1.0, 1.0, 1.0]
-    objective.term.tracker.set_values(None, torch.full((M,), -1.0))
-    model.w.sum().backward()
-    optimizer.step()
-    assert objective.average_multipliers().tolist() == [1.0, 1.0, 1.0]
-    take_step(objective, lambda: (0 * model.w.sum(), model.w - 2))
-    assert objective.average_multipliers().tolist() == [0.5, 0.5, 0.5]

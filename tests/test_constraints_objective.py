@@ -230,7 +230,6 @@ def test_all_constraints_by_name_and_a_part_of_the_objective():
 def test_a_term_that_is_absent_is_left_alone():
     model = Point(START)
     objective = made("sonex", model)
-    objective.keep_average(10)
     inner, index = batch(model, drawn(np.random.default_rng(0)))
     take_step(objective, inner, index)
     before = objective.term.tracker.value.clone()
@@ -238,7 +237,7 @@ def test_a_term_that_is_absent_is_left_alone():
         take_step(objective, lambda name=name: {name: inner()[name]}, {name: index[name]})
         kept = torch.equal(objective.term.tracker.value, before)
         assert kept == (name == "objective")
-        assert objective.multiplier_average.count.max() == count, "steps of the constraints"
+        assert objective.term.step == count, "steps of the constraints"
         assert objective.terms["objective"].tracker.steps == 2
 
 
@@ -275,19 +274,17 @@ def test_resumes_bitwise(case):
 
     model, file = Point(START), io.BytesIO()
     objective = made(case, model)
-    objective.keep_average(20)
     advance(model, objective, slice(7))
     torch.save([part.state_dict() for part in parts(model, objective)], file)
     advance(model, objective, slice(7, None))
     again = Point(np.zeros(4))
     second = made(case, again)
-    second.keep_average(20)
     saved = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
     for part, state in zip(parts(again, second), saved, strict=True):
         part.load_state_dict(state)
     advance(again, second, slice(7, None))
     assert torch.equal(model.w, again.w)
-    assert torch.equal(objective.average_multipliers(), second.average_multipliers())
+    assert torch.equal(objective.multipliers(), second.multipliers())
     for name, buffer in objective.named_buffers():
         assert torch.equal(buffer, second.get_buffer(name)), name
 

@@ -142,10 +142,10 @@ def test_without_any_weight_there_is_nothing_to_return():
     output = fcco.optim.OutputIterate(optimizer, weight=lambda: 0.0)
     w.grad = torch.ones(2, dtype=torch.float64)
     optimizer.step()
-    with pytest.raises(RuntimeError, match="no feasible iterate"), output.applied():
+    with pytest.raises(RuntimeError, match="of a weight above 0"), output.applied():
         pass
     output.weight = lambda: -1.0
-    with pytest.raises(ValueError, match=r"weight=...\)` must return .* at least 0 .*: -1.0"):
+    with pytest.raises(ValueError, match=r"weight=...\)` must be at least 0.*: -1.0"):
         optimizer.step()
     assert output.count == 1
 

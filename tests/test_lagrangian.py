@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import fcco
 from fcco._derivatives import Linearised
-from fcco.methods.lagrangian import ConstantConEx, ProximalRound, VirtualQueue
-from fcco.optim import project_after_step
+from fcco.methods import Icppac, Oss
+from fcco.methods.lagrangian import ProximalRound
 
 DOUBLE = torch.float64
 STEPS = 25
@@ -63,9 +63,9 @@ SCHEDULES: dict[str, tuple[dict[str, Any], ConExSchedule, float]] = {
         ConExSchedule(lambda t: 0.1, lambda t: 5.0, lambda t: 0.1),
         0.1,
     ),
-    "cold": (
-        {"tau": 2.0, "theta": 0.7, "warm_start": False},
-        ConExSchedule(lambda t: 0.7, lambda t: 2.0, lambda t: 0.1, warm=False),
+    "one batch": (
+        {"tau": 2.0, "theta": 0.7},
+        ConExSchedule(lambda t: 0.7, lambda t: 2.0, lambda t: 0.1),
         0.1,
     ),
 }
@@ -74,7 +74,7 @@ SCHEDULES: dict[str, tuple[dict[str, Any], ConExSchedule, float]] = {
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_icppac_equals_the_transcription(name):
     rule, schedule, lr = SCHEDULES[name]
-    model, samples = Point(START), ONE if name == "cold" else TWO
+    model, samples = Point(START), ONE if name == "one batch" else TWO
     objective = icppac(model, sgd(model, lr), 3, proximal=0.6, inner_steps=STEPS, **rule)
     path, duals = reference.conex(PROGRAM, START, samples, STEPS, 0.6, schedule)
     mine, multipliers = run(objective, model, samples)
@@ -213,7 +213,9 @@ def test_a_network_with_frozen_and_unused_parameters(kind):
         net, torch.optim.SGD(net.parameters(), lr=0.2), 2, proximal=0.5, inner_steps=T,
         tolerance=0.05,
     )  # fmt: skip
-    c, rule = (0.25, VirtualQueue()) if kind == "oss" else (0.5, ConstantConEx())
+    numbers: Any = {"proximal": 0.5, "inner_steps": T}
+    rule = Oss(**numbers) if kind == "oss" else Icppac(**numbers)
+    c = rule.coefficient
     inner = lambda: (net(X).mean(), net(X).square().mean(0))  # noqa: E731
     anchor = nn.utils.parameters_to_vector(net.parameters()).detach().clone()
 
@@ -257,7 +259,9 @@ def build(kind: str, model: Point) -> Any:
     return icppac(model, sgd(model, lr), 3, proximal=0.6, inner_steps=STEPS, **rule)
 
 
-@pytest.mark.parametrize("kind, cut", [("oss", 40), ("adam", 1), ("constant", 40), ("cold", 50)])
+@pytest.mark.parametrize(
+    "kind, cut", [("oss", 40), ("adam", 1), ("constant", 40), ("one batch", 50)]
+)
 def test_a_resumed_run_is_bitwise_the_same(kind, cut):
     samples = ONE if kind in ("oss", "adam") else TWO
     model = Point(START)
@@ -285,8 +289,9 @@ def test_a_resumed_run_is_bitwise_the_same(kind, cut):
 def test_the_average_of_a_bfloat16_model_is_wide_also_after_loading():
     def make() -> tuple[nn.Parameter, ProximalRound]:
         w = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-        rounds: Any = ProximalRound(torch.optim.SGD([w], lr=1.0), 0.1, 100, ConstantConEx())
-        rounds.term = SimpleNamespace(multiplier=torch.zeros(1))
+        term: Any = SimpleNamespace(multiplier=torch.zeros(1))
+        rule = Icppac(proximal=0.1, inner_steps=100)
+        rounds = ProximalRound(torch.optim.SGD([w], lr=1.0), rule, term)
         return w, rounds
 
     (w, rounds), (other, again) = make(), make()
@@ -326,7 +331,11 @@ def test_schedulers_groups_and_the_inner_optimizer():
 def test_the_parameters_stay_in_the_set(kind):
     model, T = Point(START), 5
     primal = sgd(model, 1.0 if kind == "oss" else 0.3)
-    project_after_step(primal, lambda: model.w.clamp_(-0.25, 0.25))
+
+    def project(*_: Any) -> None:
+        model.w.data.clamp_(-0.25, 0.25)
+
+    primal.register_step_post_hook(project)
     if kind == "oss":
         objective = oss(model, primal, 3, proximal=1.5, inner_steps=T)
         path, duals = reference.oss(
@@ -387,7 +396,7 @@ def test_batches_of_one_step():
     for kind in ("oss", "icppac"):
         model = Point([0.0])
         make: Any = oss if kind == "oss" else icppac
-        more = {} if kind == "oss" else {"tau": 1.0, "warm_start": False}
+        more = {} if kind == "oss" else {"tau": 1.0}
         lr = 0.1
         objective = make(model, sgd(model, lr), 1, proximal=1.0, inner_steps=1, **more)
         for value in (1.0, 3.0):

@@ -143,7 +143,7 @@ GENERAL: dict[str, Any] = {row.name: row.settings for row in ROWS if "general" i
 )
 def test_refuses_an_outer_function_without_the_declared_fact(name, fact):
     model = Point(np.zeros(3))
-    needed = {"smoothing": 0.1, "nu": 0.1, "eta": 0.1} if name == "alexr2" else {}
+    needed = {"alexr2": {"smoothing": 0.1}, "alexr": {"dual_step": 0.1}}.get(name, {})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=fact):
         getattr(fcco.methods, name)(model, optimizer, LACKING[fact], 3, **needed)

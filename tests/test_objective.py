@@ -121,9 +121,7 @@ def term(outer, tracker, **options) -> fcco.terms.CoupledTerm:
 
 def two_terms(model: Counting, correction: float = 0.3) -> fcco.Compositional:
     terms = {
-        "constraint": term(
-            fcco.outer.Hinge(2.0), fcco.tracker.ema_tracker(2, 0.5), smoothing=0.2, weight=3.0
-        ),
+        "constraint": term(fcco.outer.Hinge(2.0), fcco.tracker.ema_tracker(2, 0.5), smoothing=0.2),
         "fair": term(
             fcco.outer.TwoSidedHinge(0.1),
             fcco.tracker.msvr_tracker(2, 0.2, correction, dim=2),

@@ -156,10 +156,9 @@ def test_a_width_wherever_a_smoothing_is_taken():
     assert cvar.smoothing == pytest.approx(0.025)
     proximal: Any = {"smoothing": width, "nu": 0.1, "eta": 0.1}
     double_loop = fcco.methods.alexr2(model, sgd(), fcco.outer.Hinge(5.0), 3, **proximal).term
-    version_1 = fcco.methods.alexr(model, sgd(), fcco.outer.Hinge(5.0), 3, smoothing=width).term
     settings: Any = {"penalty": 5.0, "smoothing": width, "refresh_every": 5}
     recursive = fcco.constrained(model, sgd(), 3, "recursive-hinge", **settings).term
-    for term in (double_loop, version_1, recursive):
+    for term in (double_loop, recursive):
         assert term.smoothing == pytest.approx(0.02)
     # A schedule of widths, also set later; 0 is f itself.
     term = fcco.methods.sonex(model, sgd(), fcco.outer.Hinge(5.0), 3, smoothing=width).term

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fcco
-from fcco.optim import proximal_step
+from fcco.rules.proximal import proximal_step
 
 A, B = np.array([[2.0, 0.3], [0.3, 1.0]]), np.array([0.5, -1.0])  # gradient A w - b
 

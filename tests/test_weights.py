@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from problems import LogisticGroups, Point, TorchQuadratics, decay, entries, take_step
 
 import fcco
-from fcco.group_dro import OnlineGroupDRO
+from fcco.group_dro import GroupObjective
 from fcco.methods import ooa
 from fcco.rules.group_weights import mirror_ascent, project_kl_capped
 from fcco.terms import GroupWeights
@@ -116,7 +116,7 @@ def test_a_weight_that_underflowed_returns():
 def run_ours(
     problem: ref.Quadratics, start: np.ndarray, steps: int, optimizer: Any = None,
     with_g0: bool = False, blocks: int = 3, **options: Any,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, OnlineGroupDRO]:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, GroupObjective]:  # fmt: skip
     data, model = TorchQuadratics(problem), Point(start)
     make = optimizer or (lambda p: torch.optim.SGD(p, lr=0.03))
     objective = ooa(model, make(model.parameters()), problem.num_inner, **options)
@@ -226,7 +226,7 @@ def test_estimates_are_unbiased_over_all_choices_of_groups_and_samples():
 # Weights as state.
 
 
-def accumulating(scaler: bool, parts: int, geometry: Any = "kl") -> OnlineGroupDRO:
+def accumulating(scaler: bool, parts: int, geometry: Any = "kl") -> GroupObjective:
     """Each step: a batch in `parts` micro-batches, or with a first half whose step is skipped."""
     rng, model = np.random.default_rng(0), Point([0.5, -0.3])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -28,7 +28,7 @@ METHODS = {
     "sonx": Method("sonx", 1e-2, update="sgd", settings={"penalty": 10, "gamma": 0.5}),
     "yang2025": Method("yang2025", 1e-2, update="momentum", settings={"penalty": 10}),
     "sox": Method("sox", 1e-2, settings={"penalty": 100, "gamma": 0.5}),
-    "li2024": Method("li2024", 1e-2, settings={"penalty": 100, "ramp_steps": 5}),
+    "li2024": Method("li2024", 1e-2, settings={"penalty": 100}),
     "icppac": Method(
         "icppac", 1e-1, update="sgd", independent=True, settings=_LOOP | {"tau": 1, "theta": 0.1}
     ),

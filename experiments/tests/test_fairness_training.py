@@ -67,7 +67,7 @@ def slopes_of(name: str, gap: Tensor, settings: Any) -> Tensor:
 
 CASES = [
     ("sox", {"penalty": 30.0}, False),
-    ("li2024", {"penalty": 30.0, "ramp_steps": 0}, False),
+    ("li2024", {"penalty": 30.0}, False),
     ("sonx", {"read": "new", "correction": 0.0}, False),
     ("sonex", {"smoothing": 2.5e-3, "read": "new", "correction": 0.0}, False),
     ("sonex", {"smoothing": 2.5e-3, "read": "new", "correction": 0.0}, True),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fcco import theory
-from fcco.methods.lagrangian import ConstantConEx, VirtualQueue
+from fcco.methods import Icppac, Oss
 from fcco.tracker import theory_correction
 
 from .engine import Runs
@@ -158,13 +158,15 @@ def _spider(problem: Problem, h: Values, seeds: int) -> Runs:
 
 
 def _oss(problem: Problem, h: Values, seeds: int) -> Runs:
-    rules = {int(t): VirtualQueue() for t in h["round_steps"].unique()}
+    rules = {int(t): Oss(proximal=1.0, inner_steps=int(t)) for t in h["round_steps"].unique()}
     return Lagrangian(problem, h, seeds, rules)
 
 
 def _icppac(problem: Problem, h: Values, seeds: int) -> Runs:
     tau: float = h["tau"]  # type: ignore[assignment]
-    rules = {int(t): ConstantConEx(tau=tau) for t in h["round_steps"].unique()}
+    rules = {
+        int(t): Icppac(proximal=1.0, inner_steps=int(t), tau=tau) for t in h["round_steps"].unique()
+    }
     return Lagrangian(problem, h, seeds, rules)
 
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco.optim import proximal_step
 from fcco.outer import AbstractOuter, CVaR, CVaRHinge, SquaredHinge
 from fcco.rules.group_weights import mirror_ascent
+from fcco.rules.proximal import proximal_step
 from fcco.tracker import track
 
 from .engine import Runs

@@ -140,7 +140,7 @@ class Feasible(Averaged):
         self._last = self.w.detach().clone()
 
     def _note(self) -> None:
-        if self.objective.feasible():
+        if self.objective.term.feasible:
             self._last = self.w.detach().clone()
 
     @property

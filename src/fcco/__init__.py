@@ -8,8 +8,8 @@ The equation of the library:
 
 A *term* turns tracked values u_i ~ g_i(w) into a loss (`fcco.terms`): an outer function of them,
 CVaR, weights on groups, or dual variables. The *rule of the step* is plain for most methods; others
-step inside a proximal point, or switch between loss and limits. Each method is one file of
-`fcco.methods`, with its settings:
+step inside a proximal point, or switch between loss and limits. Each method is a
+dataclass of its settings in `fcco.methods`:
 
 <!-- methods: method | for | needs | use it when -->
 

@@ -1,15 +1,14 @@
-"""Numbers that change with the step: an annealed smoothing, a rising weight."""
+"""Numbers that change with the step: an annealed smoothing, its width."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from . import _checks
 
-__all__ = ["Annealed", "CosineRamp", "Scaled", "Schedule", "Smoothing", "Width", "at_step"]
+__all__ = ["Annealed", "Scaled", "Schedule", "Smoothing", "Width", "at_step"]
 
 Schedule = float | Callable[[int], float]
 """A number, or a function of the step that gives it."""
@@ -90,21 +89,3 @@ class Annealed:
     def __call__(self, step: int) -> float:
         done = min(step / self.steps, 1.0)
         return self.start * (self.end / self.start) ** done
-
-
-@dataclass(frozen=True)
-class CosineRamp:
-    r"""A factor that rises from almost 0 to 1 along half a cosine, then stays 1.
-
-    .. math::
-        \tfrac12\bigl(1 - \cos(\pi \min\{1, (t+1)/T\})\bigr)
-    """
-
-    steps: int
-
-    def __post_init__(self) -> None:
-        _checks.integer("CosineRamp", "steps", self.steps, 1)
-
-    def __call__(self, step: int) -> float:
-        left = self.steps - 1 - step
-        return 1.0 if left <= 0 else (1 + math.cos(math.pi * left / self.steps)) / 2

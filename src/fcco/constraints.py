@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _checks
-from ._state import KeepsPrecision
 from .inputs import Index, parse
 from .objective import Compositional
 from .report import ConstraintReport, constraint_report
@@ -21,37 +19,6 @@ from .terms import AbstractTerm
 __all__ = ["ConstrainedObjective", "ConstraintReport"]
 
 OBJECTIVE, CONSTRAINTS = "objective", "constraints"  # two terms, where both are coupled
-
-
-class MultiplierAverage(KeepsPrecision):
-    r"""A running average of the multipliers, one per constraint.
-
-    .. math::
-        \bar\nu_i \leftarrow \bar\nu_i + (\nu_i - \bar\nu_i) / \min(t_i, \text{horizon})
-
-    The mean over the t_i steps since constraint i was first seen, then an exponential average.
-    """
-
-    value: Tensor
-    count: Tensor
-
-    def __init__(self, like: Tensor, horizon: int) -> None:
-        super().__init__()
-        _checks.integer("keep_average", "horizon", horizon, 1)
-        self.horizon = horizon
-        self.register_buffer("value", torch.zeros_like(like))
-        self.register_buffer("count", torch.zeros_like(like, dtype=torch.int64))
-
-    @torch.no_grad()
-    def add(self, multipliers: Tensor) -> None:
-        """Take the multipliers of one step into account; NaN means not seen yet."""
-        seen = ~multipliers.isnan()
-        self.count.add_(seen).clamp_(max=self.horizon)
-        moved = torch.where(seen, multipliers - self.value, 0)
-        self.value.add_(moved / self.count.clamp(min=1))
-
-    def mean(self) -> Tensor:
-        return torch.where(self.count > 0, self.value, torch.nan)
 
 
 class ConstrainedObjective(Compositional):
@@ -89,7 +56,6 @@ class ConstrainedObjective(Compositional):
             shared_index=objective is None,  # constraints and the objective have other blocks
         )  # fmt: skip
         self.method = method
-        self.multiplier_average: MultiplierAverage | None = None
 
     @property
     def term(self) -> Any:
@@ -107,27 +73,6 @@ class ConstrainedObjective(Compositional):
     def multipliers(self) -> Any:
         """The multiplier of each constraint: what the penalty implies, or the dual variable."""
         return self.term.limits.named(self.term.multipliers())
-
-    def keep_average(self, horizon: int = 1000) -> None:
-        """From now on average the multipliers over the last `horizon` steps or so.
-
-        One read from tracked values carries their noise, and that of the hinge is 0 or rho/m.
-        """
-        first = self.multiplier_average is None
-        self.multiplier_average = MultiplierAverage(self.term.multipliers(), horizon)
-        self._averaged_step = self.term.step
-        if first:
-            self._after_close.append(self._average_multipliers)
-
-    def _average_multipliers(self) -> None:
-        if self.multiplier_average is not None and self.term.step > self._averaged_step:
-            self._averaged_step = self.term.step
-            self.multiplier_average.add(self.term.multipliers())
-
-    def average_multipliers(self) -> Any:
-        if self.multiplier_average is None:
-            raise ValueError("`average_multipliers()` needs `keep_average()` before the training.")
-        return self.term.limits.named(self.multiplier_average.mean())
 
     def report(
         self,
@@ -149,8 +94,7 @@ class ConstrainedObjective(Compositional):
             index: of that call.
         """
         given = None if values is None else self._in_order(values)
-        average = None if self.multiplier_average is None else self.multiplier_average.mean()
-        return constraint_report(self, given, average, function, index)
+        return constraint_report(self, given, function, index)
 
     def _in_order(self, values: Tensor | Mapping[str, Tensor]) -> Tensor:
         limits = self.term.limits

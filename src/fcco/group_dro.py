@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -18,11 +17,11 @@ from .report import GroupReport, group_report
 from .terms import CVaRTerm
 from .tracker import for_model
 
-__all__ = ["CVaRGroupDRO", "GroupObjective", "OnlineGroupDRO"]
+__all__ = ["CVaRGroupDRO", "GroupObjective"]
 
 
 class GroupObjective(Compositional):
-    """An objective over the losses of groups, which reports each loss and their CVaR."""
+    """An objective over the losses of groups: what `CVaRGroupDRO` and `methods.ooa` report."""
 
     def cvar(self, losses: Tensor | None = None) -> Tensor:
         """CVaR with the exact threshold: of the known group losses, or of those given."""
@@ -33,22 +32,17 @@ class GroupObjective(Compositional):
         tracker = self.term.tracker
         return torch.where(tracker.seen, tracker.rows, torch.nan)
 
-    @abc.abstractmethod
     def group_weights(self) -> Tensor:
-        """The weight of each group in the gradient."""
+        """The weight of each group in the gradient, NaN for one never seen; they sum to about 1."""
+        return self.term.group_weights()
 
     def report(
         self, *, function: Callable[[], Any] | None = None, index: Index = None
     ) -> GroupReport:
         """A table of the group losses and weights, and what they say about the settings.
 
-        `print(objective.report())` shows it. It waits for the device: not for every step.
-
-        Args:
-            function: as in a call of the objective, best on a large batch of training data: its
-                losses are then compared with the tracked ones, and within each group. It runs once,
-                in the mode that the model is in; nothing is updated.
-            index: the group of each of its losses.
+        As `fcco.constraints.ConstrainedObjective.report`; with `function` and the group of each of
+        its losses the tracked losses are compared with fresh ones, and those within a group.
         """
         return group_report(self, self.group_weights(), function, index)
 
@@ -79,20 +73,8 @@ class CVaRGroupDRO(GroupObjective):
         read: which u enters the gradient; `"old"`, as printed, acts on losses n/B1 steps older.
         names: of the groups, in the order of their ids, for reports and errors.
         process_group: see `Compositional`, as is `offload`.
-        on_nonfinite: see `InnerTracker`, as are `dtype` and `device`, which are the model's.
-
-    Example:
-        >>> import torch, fcco
-        >>> from torch.nn.functional import binary_cross_entropy_with_logits as bce
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        >>> dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=4, ratio=0.5)
-        >>> x, y = torch.randn(8, 2), torch.ones(8)
-        >>> group = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-        >>> loss = dro(lambda: bce(model(x).squeeze(1), y, reduction="none"), group)
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
-        >>> bool(dro.cvar() > dro.group_losses().mean())
-        True
+        table: `on_nonfinite`, `dtype` and `device` of the `InnerTracker`; the last two are the
+            model's unless given.
     """
 
     def __init__(
@@ -109,9 +91,7 @@ class CVaRGroupDRO(GroupObjective):
         names: Sequence[str] | None = None,
         process_group: Any = "auto",
         offload: bool = False,
-        on_nonfinite: Literal["raise", "skip"] = "raise",
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        **table: Any,
     ) -> None:
         named = None if names is None else tuple(names)
         number: Any = len(named) if named and num_groups is None else num_groups
@@ -131,18 +111,18 @@ class CVaRGroupDRO(GroupObjective):
                 f"`CVaRGroupDRO(correction={correction!r})` needs a number for `gamma`: with "
                 "'auto' the lag of the estimates is weighed without a second forward pass."
             )
-        own = {"dtype": dtype, "device": device}
         tracker = for_model(
-            model, number, gamma=gamma, correction=correction, read=read, measure=gamma != 0,
-            on_nonfinite=on_nonfinite, **{k: v for k, v in own.items() if v is not None},
-        )  # fmt: skip
+            model,
+            number,
+            gamma=gamma,
+            correction=correction,
+            read=read,
+            measure=gamma != 0,
+            **table,
+        )
         term = CVaRTerm(tracker, ratio, smoothing=smoothing)
         term.names = named
         super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
-
-    def group_weights(self) -> Tensor:
-        """The weight of each group in the gradient, NaN for one never seen; they sum to about 1."""
-        return self.term.weights()
 
     @property
     def threshold(self) -> Tensor:
@@ -156,11 +136,3 @@ class CVaRGroupDRO(GroupObjective):
     @property
     def num_groups(self) -> int:
         return self.term.tracker.num_inner
-
-
-class OnlineGroupDRO(GroupObjective):
-    """The objective that `fcco.methods.ooa` returns; its only term is a `GroupWeights`."""
-
-    def group_weights(self) -> Tensor:
-        """The current weights p of the groups; they sum to 1."""
-        return self.term.weights.clone()

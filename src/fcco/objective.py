@@ -115,7 +115,7 @@ class Compositional(CheckedState):
     r"""g0(w) plus a sum of coupled terms, as a loss for your own training loop.
 
     .. math::
-        \min_w\; g_0(w) + \sum_{\text{terms}} \frac{\text{weight}}{n}\sum_{i=1}^n f(g_i(w))
+        \min_w\; g_0(w) + \sum_{\text{terms}} \frac1n\sum_{i=1}^n f(g_i(w))
 
     Call it with a function that runs your model; the returned scalar has an estimate of the
     objective as its value and the paper's estimator G_t as its gradient (Alg. 1, line 9). The
@@ -206,7 +206,6 @@ class Compositional(CheckedState):
         self._state = _CallState()
         self._busy = threading.Lock()
         self._handles: list[Any] = []
-        self._after_close: list[Callable[[], None]] = []
         self._attach()
 
     def _attach(self) -> None:
@@ -590,8 +589,6 @@ class Compositional(CheckedState):
         for term in self._forgetful:
             term.forget()
         state.open, state.closing = None, False
-        for action in self._after_close:
-            action()
 
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""

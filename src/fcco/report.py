@@ -33,7 +33,7 @@ from .inputs import CallReader, Index, split
 from .outer import project_simplex
 from .rules.arrays import tensor
 from .rules.track import correction_weight, standard_errors
-from .terms import AbstractTerm, CoupledTerm, CVaRTerm, DualTerm, MultiplierTerm, OuterTerm
+from .terms import AbstractTerm, CVaRTerm
 from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
 
@@ -255,7 +255,6 @@ def group_report(
 def constraint_report(
     objective: Any,
     values: Tensor | None,
-    average: Tensor | None,
     function: Callable[[], Any] | None,
     index: Index,
 ) -> ConstraintReport:
@@ -264,7 +263,6 @@ def constraint_report(
     Args:
         objective: with a term that has `limits`.
         values: g_i of all constraints, or None for those tracked.
-        average: the running average of the multipliers, if there is one.
         function: as in a call of the objective, or None.
         index: the constraint of each of its values.
     """
@@ -273,7 +271,7 @@ def constraint_report(
         excess, multipliers = term.violation(), term.multipliers()
         error = _per_block(tracker.error(), "amax")
     else:
-        excess, multipliers = term.at(values)
+        excess, multipliers = term.violation_at(values), term.multipliers_at(values)
         error = excess.new_zeros(tracker.num_inner)
     excess, multipliers = _per_block(excess, "amax"), _per_block(multipliers, "largest")
     seen = int((~excess.isnan()).sum())
@@ -281,19 +279,17 @@ def constraint_report(
         raise ValueError("`report()` needs values: no constraint has been seen yet.")
     shown, limits = excess, [0.0] * tracker.num_inner
     if tracker.dim == 1:
-        limits, shown = term.limits.written(), values
-        if shown is None:  # an excess does not tell it: that of an equality is a distance
-            shown = tracker.rows
-            if isinstance(term, DualTerm):  # keeps the last excess beside v
-                shown = tracker.latest + term.limits.of(None) - term.limits.margin
+        # An excess does not tell the value: that of an equality is a distance.
+        limits, shown = term.limits.written(), term.values() if values is None else values
         shown = torch.where(excess.isnan(), torch.nan, shown)
-    capped = _capped(term, values, excess, average)
+    capped = term.capped(values)
     names = term.limits.names or range(tracker.num_inner)
     columns = [each.tolist() for each in (shown, error, multipliers, capped)]
     rows = [Row(*row) for row in zip(names, *columns, limits, excess.tolist(), strict=True)]
     findings = [_never_seen(rows, tracker, "constraint"), _too_small_penalty(rows)]
-    if isinstance(term, MultiplierTerm):
-        findings += _not_kept(term, rows)
+    rise = term.rise()
+    if rise is not None:
+        findings += _not_kept(rows, rise, term.step)
     if values is None:
         findings += [_zone_below_noise(term, error), _behind(tracker)]
     if function is not None:
@@ -341,20 +337,13 @@ def _never_seen(rows: Sequence[Row], tracker: InnerTracker, noun: str) -> Findin
     )
 
 
-def _width(term: AbstractTerm) -> float | None:
-    """The width of the rounded kink; None for a term without one."""
-    if not isinstance(term, OuterTerm) or isinstance(term, DualTerm) or term.outer.jump is None:
-        return None
-    return term.smoothing * term.outer.jump
-
-
 def _median(error: Tensor) -> float:
     known = error[~error.isnan() & (error > 0)]
     return known.median().item() if len(known) else math.nan
 
 
 def _zone_below_noise(term: AbstractTerm, error: Tensor) -> Finding | None:
-    width, noise = _width(term), _median(error)
+    width, noise = term.kink_width, _median(error)
     if width is None or not width < noise:
         return None
     kink = f"The rounded kink is {width:.2g} wide" if width else "The kink is not smoothed"
@@ -428,7 +417,7 @@ class _Samples:
 
 def _off(term: AbstractTerm, samples: _Samples | None) -> Finding | None:
     """Estimates that are further from fresh values than the zone is wide."""
-    width = _width(term)
+    width = term.kink_width
     if samples is None or width is None or term.tracker.log_space:
         return None
     distance = (term.tracker.rows.double()[samples.index] - samples.mean).square().mean()
@@ -462,7 +451,7 @@ def _no_group_at_cap(term: AbstractTerm, losses: Tensor, capped: Tensor) -> Find
     widest = (ordered[0] - ordered[above]).item()
     if widest == 0:  # all of them tie
         return None
-    carrying = int((term.weights() > 0).sum())
+    carrying = int((term.group_weights() > 0).sum())
     return Finding(
         "no-group-at-cap",
         f"ratio={term.ratio:g} has little effect: no group has the largest weight, 1/(r n) = "
@@ -511,30 +500,6 @@ def _same_within_groups(samples: _Samples | None) -> Finding | None:
     )
 
 
-def _capped(
-    term: AbstractTerm,
-    values: Tensor | None,
-    excess: Tensor,
-    average: Tensor | None,
-) -> Tensor:
-    """Which multipliers are the largest that the penalty allows."""
-    if not isinstance(term, CoupledTerm) or term.outer.smooth:
-        return torch.zeros_like(excess, dtype=torch.bool)
-    own = values is None or isinstance(term, DualTerm)
-    point = term.excess(None if own else values)
-    hard, soft = term.outer.multiplier(point), term.smoothed.multiplier(point)
-    if term.smoothing:
-        at_cap = (hard != 0) & ((hard - soft).abs() <= 1e-5 * hard.abs())
-    elif average is not None:
-        # Without smoothing each multiplier is 0 or at its cap: only its mean tells.
-        scale = term.weight / term.tracker.num_inner
-        at_cap = (hard != 0) & (average.abs() >= 0.95 * scale * hard.abs())
-    else:  # beyond what noise explains; never with an unknown error, also for given values
-        error = _per_block(term.tracker.error(), "amax")
-        at_cap = (hard != 0) & (excess > 2 * error).view(-1, *(1 for _ in hard.shape[1:]))
-    return at_cap.flatten(1).any(1) if at_cap.dim() > 1 else at_cap
-
-
 def _too_small_penalty(rows: Sequence[Row]) -> Finding | None:
     held = [row for row in rows if row.capped and row.met is False]
     if not held:
@@ -550,10 +515,10 @@ def _too_small_penalty(rows: Sequence[Row]) -> Finding | None:
     )
 
 
-def _not_kept(term: MultiplierTerm, rows: Sequence[Row]) -> list[Finding]:
+def _not_kept(rows: Sequence[Row], rise: Tensor, steps: int) -> list[Finding]:
     """Violated constraints whose multipliers still grow, or are 0."""
     # One that settles grows less and less; one that grows evenly doubles in as many steps.
-    growth = (term.rise() * term.step).tolist()
+    growth = (rise * steps).tolist()
     late = [each for each in zip(rows, growth, strict=True) if each[0].violated]
     rising = [row for row, each in late if each > 0.2 * abs(row.weight) > 1e-20]
     idle = [row for row, _ in late if abs(row.weight) < 1e-20]
@@ -570,9 +535,9 @@ def _not_kept(term: MultiplierTerm, rows: Sequence[Row]) -> list[Finding]:
             "`fcco.Measured(value, surrogate)`, or the mean over a batch.",
         ),
     ):  # fmt: skip
-        if found and term.step >= 100:  # before, none is expected to have settled
+        if found and steps >= 100:  # before, none is expected to have settled
             worst, more = max(found, key=lambda row: row.excess or 0), len(found) - 1
-            text = f"After {term.step} steps the limit of {worst.name!r}"
+            text = f"After {steps} steps the limit of {worst.name!r}"
             text += (
                 f" (and of {more} more)" * (more > 0) + f" is exceeded by {worst.excess:.2g}, and"
             )
@@ -607,7 +572,7 @@ def _opposing(
     count = blocks.counts.to(sums) if sums.dim() == 1 else blocks.counts.to(sums).unsqueeze(1)
     means = sums - count.log() if tracker.log_space else sums / count
     values = tracker.rows.detach().clone().index_copy(0, blocks.index, means.to(tracker.rows))
-    excess = _per_block(term.at(values)[0], "amax")
+    excess = _per_block(term.violation_at(values), "amax")
     # Of a limit that is met, or was by this batch, nothing has to be said.
     present = set(blocks.index[excess[blocks.index] > 0].tolist())
     violated = [k for k, row in enumerate(rows) if row.violated and k in present]

@@ -25,7 +25,7 @@ from ..rules.multipliers import Constraints, Multipliers, Scales
 from ..rules.proximal import proximal_value, regularised
 from ..rules.track import Pooled, Rows, Statistics, Track, Visit, automatic_width
 from ..terms import AbstractTerm, CoupledTerm, CVaRTerm, GroupWeights, MultiplierTerm
-from ..terms.coupled import OuterTerm, weighted_mean, widest
+from ..terms.coupled import OuterTerm, block_mean, widest
 from ..terms.limits import Limits, excess, side
 from ..tracker import InnerTracker
 from .run import Estimate, Forward, Run, State, Unsupported, block_means, choose
@@ -215,7 +215,7 @@ class Coupled(Tracking):
     @classmethod
     def of(cls, term: CoupledTerm) -> Parts:
         outer, numbers = take_numbers(term.outer, "outer.")
-        numbers |= {"weight": term.weight_schedule, **_smoothing(term), **_limits(term.limits)}
+        numbers |= {**_smoothing(term), **_limits(term.limits)}
         return cls.reading(term.tracker, numbers, {}, outer, term.automatic)
 
     def gradient(self, run: Run) -> Estimate:
@@ -225,7 +225,7 @@ class Coupled(Tracking):
         beyond = excess(u, high, low, numbers["margin"])
 
         def slopes(function: Any) -> Tensor:
-            return weighted_mean(function, beyond, numbers["weight"], updated.blocks)[1]
+            return block_mean(function, beyond, updated.blocks)[1]
 
         def smoothed(smoothing: Any) -> Tensor:
             return slopes(MoreauEnvelope(outer, smoothing.to(u)))

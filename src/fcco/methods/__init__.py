@@ -1,4 +1,4 @@
-"""Methods: one file each, with the update in math and its settings, a frozen dataclass.
+"""Methods: each a frozen dataclass of its settings, with the update in math.
 
     method = term x rule of the step, stepped by any torch optimizer
 
@@ -7,7 +7,7 @@
 `ooa(...)` for groups. `table()` says what each is for and what it needs.
 """
 
-# From the registry: an import from `.sonex` would be taken for the name of the function.
+# From the registry: an import from `.alexr` would be taken for the name of the function.
 from .build import alexr, alexr2, constrained, ooa, sonex, sonx, sox
 from .registry import (
     ALIASES,

@@ -1,20 +1,23 @@
-"""ALEXR: extrapolated dual ascent on sampled blocks, for convex problems and constraints."""
+"""ALEXR: extrapolated dual ascent on sampled blocks; and in a proximal-point loop, ALEXR2."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+import torch
 
 from .. import _checks
-from .._schedules import Width
-from ..terms import CoupledTerm, DualTerm
+from .._schedules import Smoothing
+from ..optim import ProximalPoint
+from ..previous import unwrap
+from ..terms import DualTerm
 from ..terms.coupled import as_lambda
-from .settings import Penalty
+from ..tracker import GAMMA, THETA
+from .settings import Auto, Penalty, Problem
 
-__all__ = ["Alexr"]
+__all__ = ["Alexr", "Alexr2"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +32,10 @@ class Alexr(Penalty):
         z_t &= \frac1{B_1}\sum_{i\in\mathcal B_1}\nabla g_i(w_t;\tilde{\mathcal B})\,y_i^+, \qquad
         w_{t+1} = \arg\min_w \langle z_t, w\rangle + \tfrac1{2\eta}\|w - w_t\|^2 + r(w)
 
-    Two distances D_psi give two dual steps:
-
-    * `"v1"`, psi = f*, for smooth f: u_i+ = (u_i + alpha g~_i)/(1 + alpha), y_i+ = grad f(u_i+).
-      With `smoothing` it is applied to f_lambda.
-    * `"v2"`, psi = |.|^2/2, for any f with a prox: y_i+ = prox_{alpha f*}(y_i + alpha g~_i). For
-      limits, y_i+ = clip(y_i + alpha g~_i, 0, rho): the multipliers y/m collect the violations, up
-      to rho/m, and end where the limit holds. See `DualTerm`.
+    Here psi = |.|^2/2, for any f with a prox: y_i+ = prox_{alpha f*}(y_i + alpha g~_i), see
+    `DualTerm`. For limits, y_i+ = clip(y_i + alpha g~_i, 0, rho): the multipliers y/m collect the
+    violations, up to rho/m, and end where the limit holds. For a smooth f, psi = f* is a tracker:
+    `CoupledTerm(f, alexr_tracker(n, alpha / (1 + alpha), theta))`.
 
     The step on w is your optimizer: SGD with lr = eta for r = 0; for r(w) = |w - w_0|^2/(2 nu) a
     `ProximalPoint(..., nu=nu, eta=eta)`, whose inner step it is. An independent batch for the
@@ -46,8 +46,6 @@ class Alexr(Penalty):
         dual_step: alpha.
         theta: extrapolation; 0 needs no evaluation at w_{t-1}. Above 1, outside the theory, it adds
             a part proportional to the violation, which damps the loop.
-        version: `"v1"` or `"v2"`.
-        smoothing: lambda or a `fcco.Width`, for `"v1"`; 0 asks for a smooth f.
 
     References:
         B. Wang and T. Yang, ALEXR: an optimal single-loop algorithm for convex finite-sum coupled
@@ -59,38 +57,76 @@ class Alexr(Penalty):
 
     dual_step: float
     theta: float = 1.0
-    version: Literal["v1", "v2"] = "v2"
-    smoothing: float | Width = 0.0  # type: ignore[misc]
 
     word = "alexr"
     couples = False
     requires = ("convex",)
 
-    def term(self, model: nn.Module, number: int, limits: Mapping[str, Any]) -> CoupledTerm:
+    def term(self, problem: Problem) -> DualTerm:
         outer = self.function()
-        smoothing = as_lambda(self.word, outer, self.smoothing)
-        _checks.one_of(self.word, "version", self.version, ("v1", "v2"))
         _checks.positive(self.word, "dual_step", self.dual_step)
         _checks.at_least(self.word, "theta", self.theta, 0.0)
-        _checks.at_least(self.word, "smoothing", smoothing, 0.0)
-        if self.version == "v2":
-            if smoothing:
-                raise ValueError(
-                    "`alexr(smoothing=...)` belongs to version='v1'; version='v2' takes f as it "
-                    "is. Give `outer=MoreauEnvelope(f, smoothing)` if you mean the smoothed one."
-                )
-            return DualTerm(
-                outer, number, dual_step=self.dual_step, theta=self.theta,
-                dim=self.dimension(outer), **limits, **self.table(model),
-            )  # fmt: skip
-        if not smoothing and not outer.smooth:
-            raise ValueError(
-                f"`alexr(version='v1')` needs a smooth outer function, which {outer!r} is not: "
-                "give `smoothing`, or use version='v2', which needs the prox of f only."
-            )
-        return super().term(model, number, limits)
+        return DualTerm(
+            outer, problem.number, dual_step=self.dual_step, theta=self.theta,
+            dim=self.dimension(outer), table=self.table(problem.model), **problem.limits,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alexr2(Penalty):
+    r"""ALEXR2: ALEXR's extrapolated tracker inside a proximal-point loop (paper, Algorithm 2).
+
+    .. math::
+        \tilde g_i &= g_i(z_{t,k};\mathcal B) + \theta\bigl(g_i(z_{t,k};\mathcal B)
+            - g_i(z_{t,k-1};\mathcal B)\bigr), \qquad
+        u_i^+ = (1-\hat\gamma)u_i + \hat\gamma\tilde g_i, \quad y_i = \nabla f_\lambda(u_i^+) \\
+        z_{t,k+1} &= \frac{\nu z_{t,k} + \eta w_t - \eta\nu G_{t,k}}{\eta+\nu}, \qquad
+        G_{t,k} = \frac1{B_1}\sum_i \nabla g_i(z_{t,k};\tilde{\mathcal B})\,y_i \\
+        G_t &= (w_t - z_{t,K_t})/\nu, \qquad
+        v_{t+1} = (1-\beta)v_t + \beta G_t, \quad w_{t+1} = w_t - \alpha v_{t+1}
+
+    Your optimizer is the outer one (last line). Step `objective.optimizer`, a `ProximalPoint`: it
+    makes the inner steps and calls yours once per round. Pass an independent batch for the
+    gradient as `objective(inner, index, gradient=other)`; without it one batch serves both. f is
+    convex, and non-decreasing too when the g_i have kinks.
+
+    Args:
+        smoothing: lambda, as in `Sonex`, above 0.
+        nu: proximal parameter, below 1/rho_F; `"auto"` is twice the learning rate that the
+            optimizer starts with.
+        eta: inner step size; `"auto"` is that learning rate.
+        inner_steps: K_t, a number or a function of the round.
+        gamma: gamma-hat, weight of the extrapolated value in u (dual step gamma / (1 - gamma)).
+        theta: extrapolation.
+
+    References:
+        Paper, Algorithm 2 with line 13 corrected (docs/concepts/mathematics.md): nearly
+        eps-stationary after O(n / (B1 B2) eps^-5) inner steps.
+    """
+
+    smoothing: Smoothing = field()  # type: ignore[misc]
+    nu: float | Auto = "auto"
+    eta: float | Auto = "auto"
+    inner_steps: int | Callable[[int], int] = 5
+    gamma: float = GAMMA
+    theta: float = THETA
+
+    word = "alexr2"
+    requires = ("convex",)
 
     def tracking(self) -> dict[str, Any]:
-        # The mirror step with psi = f* is a moving average of u with this weight.
-        gamma = self.dual_step / (1 + self.dual_step)
-        return {"gamma": gamma, "correction": self.theta * gamma, "read": "new"}
+        _checks.in_interval(self.word, "theta", self.theta, 0.0, 1.0)
+        smoothing = as_lambda(self.word, self.function(), self.smoothing)
+        auto = isinstance(smoothing, str)
+        if not auto and not callable(smoothing):
+            _checks.positive(self.word, "smoothing", smoothing)
+        # u+ = (1 - gamma) u + gamma (g + theta (g - g_before)): MSVR's form, gamma' = theta gamma.
+        correction = self.theta * self.gamma
+        return {"gamma": self.gamma, "correction": correction, "read": "new", "measure": auto}
+
+    def stepped(self, optimizer: torch.optim.Optimizer, term: Any) -> ProximalPoint:
+        """An inner step goes as far as one of the optimizer, and a round twice as far."""
+        lr = float(unwrap(optimizer).param_groups[0]["lr"])
+        nu = 2 * lr if self.nu == "auto" else self.nu
+        eta = lr if self.eta == "auto" else self.eta
+        return ProximalPoint(optimizer, nu=nu, eta=eta, inner_steps=self.inner_steps)

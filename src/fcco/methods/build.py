@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +10,11 @@ from torch import nn
 
 from .. import _checks
 from ..constraints import ConstrainedObjective
-from ..group_dro import OnlineGroupDRO
+from ..group_dro import GroupObjective
 from ..objective import Compositional
 from ..outer import AbstractOuter
 from ..terms import AbstractTerm
-from ..terms.limits import Limit, Tolerance, bounds
+from ..terms.limits import Limit, Tolerance
 from .registry import ALIASES, METHODS, ROWS, settings_of
 from .settings import Problem, Settings
 
@@ -67,50 +66,31 @@ def constrained(
         process_group: see `Compositional`.
         offload: see `Compositional`.
         settings: of a method that was given by a word.
-
-    Example:
-        Minimise (w - 1)^2 / 2 subject to w <= 0.3: the multiplier is 0.7.
-
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(1, 1, bias=False).double()
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        >>> objective = fcco.constrained(
-        ...     model, optimizer, {"w": 0.3}, "sonex", smoothing=0.02, penalty=20.0, gamma=1.0)
-        >>> def loss_and_value():
-        ...     w = model.weight.view(())
-        ...     return (w - 1).square() / 2, {"w": w}
-        >>> for _ in range(500):
-        ...     objective(loss_and_value).backward()
-        ...     objective.optimizer.step(); objective.optimizer.zero_grad()
-        >>> round(model.weight.item() - 0.3, 3), round(objective.multipliers()["w"], 2)
-        (0.014, 0.69)
     """
     if isinstance(method, Settings):
+        chosen, call = method, f"constrained(method={type(method).__name__}(...))"
         if settings:
             raise ValueError(
-                f"`constrained(method={type(method).__name__}(...))` has its settings already: "
-                f"leave `{next(iter(settings))}` out, or give the method by its word."
+                f"`{call}` has its settings already: leave `{next(iter(settings))}` out, or give "
+                "the method by its word."
             )
-        chosen = method
     else:
         if method not in _WORDS:
             _checks.one_of("constrained", "method", method, _WORDS)
         call = f"constrained(method={method!r})"
         chosen = settings_of(call, ALIASES.get(method, method), settings)
+    if chosen.word not in _WORDS:
+        raise ValueError(f"`{call}` is no method for limits; see `fcco.methods.table('limits')`.")
     if objective is not None and not chosen.couples:
         words = [word for word in _WORDS if word in METHODS and METHODS[word].couples]
         raise ValueError(
-            f"`constrained(method={chosen.word!r})` takes no `objective`, a coupled term of the "
-            f"objective: that needs a method on tracked values, {', '.join(words)}."
+            f"`{call}` takes no `objective`, a coupled term of the objective: that needs a method "
+            f"on tracked values, {', '.join(words)}."
         )
     if isinstance(limits, Mapping):
-        where = "constrained(limits={...})"
         if tolerance is not None:
-            raise ValueError(f"`{where}` says each limit already: leave `tolerance` out.")
-        if all(type(limit) is float and math.isfinite(limit) for limit in limits.values()):
-            tolerance = torch.tensor(list(limits.values()), dtype=torch.float64)
-        else:
-            tolerance = [bounds(where, *each) for each in limits.items()]
+            raise ValueError("`constrained(limits={...})` has the limits: leave `tolerance` out.")
+        tolerance = list(limits.values())
     elif isinstance(limits, str):
         raise ValueError(
             "`constrained(limits=...)` must be a dict of limits, a list of names or a number but "
@@ -121,13 +101,17 @@ def constrained(
     if not names:
         _checks.integer("constrained", "limits", number, 1)
     tolerance = 0.0 if tolerance is None else tolerance
-    bound = {"tolerance": tolerance, "margin": margin, "names": names}
-    return chosen.build(
-        Problem(model, optimizer, int(number), bound, objective, process_group, offload)
-    )
+    bound = {"tolerance": tolerance, "margin": margin, "names": names, "call": "constrained"}
+    term = chosen.term(Problem(model, int(number), bound, process_group))
+    return ConstrainedObjective(
+        model, chosen.stepped(optimizer, term), term, method=chosen.word, objective=objective,
+        process_group=process_group, offload=offload,
+    )  # fmt: skip
 
 
 def _recipe(word: str, **defaults: Any) -> Callable[..., Compositional]:
+    """A function that builds the method for any outer function."""
+
     def build(
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -139,7 +123,8 @@ def _recipe(word: str, **defaults: Any) -> Callable[..., Compositional]:
         **settings: Any,
     ) -> Compositional:
         chosen: Any = settings_of(word, word, {**defaults, **settings, "outer": outer})
-        term, stepped = chosen.term(model, num_inner, {}), chosen.stepped(optimizer)
+        term = chosen.term(Problem(model, num_inner))
+        stepped = chosen.stepped(optimizer, term)
         made = Compositional(model, stepped, term, process_group=process_group, offload=offload)
         made.method = word
         return made
@@ -152,8 +137,7 @@ def _recipe(word: str, **defaults: Any) -> Callable[..., Compositional]:
 # For any outer function: `sonex(model, optimizer, outer, num_inner, **settings)`.
 sonex = _recipe("sonex", smoothing="auto")
 alexr2 = _recipe("alexr2", smoothing="auto")
-sonx, sox = _recipe("sonx"), _recipe("sox")
-alexr = _recipe("alexr", version="v1", dual_step=1.0, theta=0.0)
+sonx, sox, alexr = _recipe("sonx"), _recipe("sox"), _recipe("alexr")
 
 
 def ooa(
@@ -163,8 +147,8 @@ def ooa(
     *,
     process_group: Any = "auto",
     **settings: Any,
-) -> OnlineGroupDRO:
+) -> GroupObjective:
     """The worst of `num_groups` groups by `Ooa`, with its settings."""
-    chosen: Any = settings_of("ooa", "ooa", settings)
-    term = chosen.term(model, num_groups)
-    return OnlineGroupDRO(model, optimizer, term, process_group=process_group)
+    _checks.integer("ooa", "num_groups", num_groups, 1)
+    term = settings_of("ooa", "ooa", settings).term(Problem(model, num_groups))
+    return GroupObjective(model, optimizer, term, process_group=process_group)

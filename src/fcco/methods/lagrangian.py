@@ -6,16 +6,16 @@ Round k approximately solves the strongly convex problem
     \min_x\; g_0(x) + c\|x - w_k\|^2 \quad\text{s.t.}\quad
     \phi_i(x) = g_i(x) - \text{tolerance}_i + c\|x - w_k\|^2 \le 0
 
-by T primal-dual steps on its Lagrangian; w_{k+1} is the mean of x_1, ..., x_T. Step
-`objective.optimizer`, a `ProximalRound`, which adds the pull to w_k and makes the steps with yours.
+by T primal-dual steps on its Lagrangian; w_{k+1} is the mean of x_1, ..., x_T.
 
-The rules use derivatives of the constraints along a step, J v, by differentiating their backward
+The methods use derivatives of the constraints along a step, J v, by differentiating their backward
 pass, averaged over the ranks of DDP; FSDP2 is refused. Of several batches before one step the
 queues take the mean, and ConEx moves the multipliers by the first.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,64 +28,17 @@ from torch import Tensor
 from .. import _checks
 from .._derivatives import Linearised
 from .._distributed import find_group
-from ..constraints import ConstrainedObjective
 from ..optim.wrapper import SharedGroupsOptimizer
 from ..previous import PreviousParameters
 from ..previous.swap import any_sharded, parameters_at
 from ..rules.proximal import proximal_value, pull_strength, regularised, running_average
-from ..terms.unsampled import UnsampledTerm
+from ..terms.limits import UnsampledTerm
 from ..tracker import NonFiniteValue, Tracked
 from .settings import Problem, Settings
 
-__all__ = ["ConstantConEx", "Icppac", "LagrangianTerm", "Oss", "ProximalRound", "VirtualQueue"]
+__all__ = ["Icppac", "LagrangianTerm", "Oss", "ProximalRound"]
 
 Number = float | Tensor
-
-
-# How the multipliers move. Both rules are pure and branch-free; their numbers may be tensors.
-
-
-@dataclass(frozen=True, kw_only=True)
-class VirtualQueue:
-    """OSS: queues that collect the violations, linearised along the step that was made."""
-
-    warm_start: bool = False
-    follows_step: ClassVar[bool] = True
-
-    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
-        """The next y = Q/V, from l_t and l_{t-1}, with the source's V = sqrt(T)."""
-        return (y + now / _root(steps)).clamp(min=0)
-
-    def step(self, steps: Number) -> Number:
-        """A factor of the optimizer's step; the 2 is that of the source's alpha |x - x_t|^2."""
-        return 1 / (2 * _root(steps))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConstantConEx:
-    """ICPPAC: extrapolated values, linearised along the step before; constants as in its tests."""
-
-    warm_start: bool = True
-    tau: float = 10.0
-    theta: float = 0.1
-    follows_step: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _checks.positive("icppac", "tau", self.tau)
-        _checks.at_least("icppac", "theta", self.theta, 0.0)
-
-    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
-        # In the first step of a round `before` is `now`: it is not extrapolated.
-        ahead = (1 + self.theta) * now - self.theta * before
-        return (y + ahead / self.tau).clamp(min=0)
-
-    def step(self, steps: Number) -> Number:
-        return 1.0
-
-
-def _root(count: Number) -> Number:
-    return count.sqrt() if isinstance(count, Tensor) else math.sqrt(count)
-
 
 # The primal steps.
 
@@ -103,18 +56,16 @@ class ProximalRound(SharedGroupsOptimizer):
     the method itself, and the momentum of others survives the jump to the average.
     """
 
-    term: LagrangianTerm  # holds the y_i, and is told of a move where its rule follows the step
-
-    def __init__(
-        self,
-        primal: torch.optim.Optimizer,
-        coefficient: float,
-        inner_steps: int,
-        rule: VirtualQueue | ConstantConEx,
-    ) -> None:
-        _checks.integer("constrained", "inner_steps", inner_steps, 1)
+    def __init__(self, primal: torch.optim.Optimizer, rule: Oss, term: LagrangianTerm) -> None:
         super().__init__(primal)
-        self.coefficient, self.inner_steps, self.rule = coefficient, inner_steps, rule
+        if any_sharded(self.parameters):
+            raise TypeError(
+                f"`{rule.word}` needs derivatives along a step, which a sharded model (FSDP2) "
+                "cannot give; use DDP."
+            )
+        self.rule, self.coefficient, self.inner_steps = rule, rule.coefficient, rule.inner_steps
+        self.term = term  # holds the y_i, and is told of a move where the rule follows the step
+        term.rounds = self
         self.inner_step, self.round = 0, 0
         self._anchor: list[Tensor] = []  # w and the average of x, one tensor per parameter
         self._average: list[Tensor] = []
@@ -144,10 +95,8 @@ class ProximalRound(SharedGroupsOptimizer):
         parameters, follows = self.parameters, self.rule.follows_step
         for x in parameters[len(self._anchor) :]:  # all at the start of a round, later a new group
             self._anchor.append(x.detach().clone())
-            # Small weights would vanish in an average kept in bfloat16.
-            self._average.append(
-                x.detach().to(torch.promote_types(x.dtype, torch.float32), copy=True)
-            )
+            wide = torch.promote_types(x.dtype, torch.float32)  # steps of 1/t vanish in bfloat16
+            self._average.append(x.detach().to(wide, copy=True))
         before = [x.detach().clone() for x in parameters] if follows else []
         strength = pull_strength(self.coefficient, self.term.multiplier.sum())
         for x, w in zip(parameters, self._anchor, strict=True):
@@ -171,19 +120,14 @@ class ProximalRound(SharedGroupsOptimizer):
         return loss
 
     def own_state(self) -> dict[str, Any]:
-        kept = {"anchor": self._anchor, "average": self._average}
-        copies = {name: [part.clone() for part in parts] for name, parts in kept.items()}
-        return {"inner_step": self.inner_step, "round": self.round, **copies}
+        kept = copy.deepcopy({"anchor": self._anchor, "average": self._average})
+        return {"inner_step": self.inner_step, "round": self.round, **kept}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         self.inner_step, self.round = state["inner_step"], state["round"]
-        self._anchor, self._average = (
-            [
-                kept.to(x.device, copy=True)
-                for kept, x in zip(state[name], self.parameters, strict=False)
-            ]
-            for name in ("anchor", "average")
-        )
+        for kept, name in ((self._anchor, "anchor"), (self._average, "average")):
+            pairs = zip(state[name], self.parameters, strict=False)
+            kept[:] = [part.to(x.device, copy=True) for part, x in pairs]
 
 
 # The dual steps.
@@ -194,19 +138,12 @@ class LagrangianTerm(UnsampledTerm):
 
     multiplier: Tensor
     last: Tensor
+    rounds: ProximalRound
 
-    def __init__(self, word: str, problem: Problem, rounds: ProximalRound) -> None:
-        limits = dict(problem.limits)
-        super().__init__(word, problem.model, limits.pop("names") or problem.number, **limits)
-        if any_sharded(rounds.parameters):
-            raise TypeError(
-                f"`{word}` needs derivatives along a step, which a sharded model (FSDP2) cannot "
-                "give; use DDP."
-            )
-        self.rounds, self.rule = rounds, rounds.rule
-        rounds.term = self
-        self._process_group = problem.process_group
-        self.looks_back = not self.rule.follows_step
+    def __init__(self, problem: Problem, rule: Oss) -> None:
+        super().__init__(rule.word, problem.model, problem.number, problem.limits)
+        self.rule, self._process_group = rule, problem.process_group
+        self.looks_back = not rule.follows_step
         self.ahead: Tensor | None = None  # l_t, measured before the step for rules that want it
         self.ascended = False  # whether y has moved in the step under way
         self._lines: list[Linearised] = []
@@ -242,8 +179,7 @@ class LagrangianTerm(UnsampledTerm):
         ahead = previous.evaluate_with_graph(measure)
         if not bool(torch.isfinite(ahead).all()):
             raise NonFiniteValue(
-                "Constraint values are NaN or infinite at the parameters of the last step, where "
-                "they are linearised; nothing was updated."
+                "Constraint values are NaN or infinite at the last parameters; nothing was updated."
             )
         self.ahead = ahead
 
@@ -283,9 +219,9 @@ class LagrangianTerm(UnsampledTerm):
     def value(self) -> Tensor:
         return torch.dot(self.multiplier, self.limits.excess(self.tracker.rows))
 
-    def multipliers(self) -> Tensor:
-        """y, or Q/V; NaN before the first call."""
-        return torch.where(self.tracker.seen, self.signed(self.multiplier), torch.nan)
+    def multipliers_at(self, values: Tensor) -> Tensor:
+        """y, or Q/V."""
+        return self.signed(self.multiplier)
 
 
 # The methods.
@@ -316,8 +252,7 @@ class Oss(Settings):
         R. Ma, Q. Lin and T. Yang, Quadratically regularized subgradient methods for weakly convex
         optimization with weakly convex constraints, ICML 2020 (the rounds). H. Yu, M. Neely and
         X. Wei, Online convex optimization with stochastic constraints, NeurIPS 2017 (the steps).
-        Nearly eps-KKT after O(eps^-2) rounds of O(eps^-4) steps, from a feasible start, with a
-        Slater point of every regularised problem.
+        O(eps^-2) rounds of O(eps^-4) steps, from a feasible start, with Slater points.
     """
 
     proximal: float
@@ -326,16 +261,35 @@ class Oss(Settings):
     word = "oss"
     couples = False
     sampled = False
+    follows_step: ClassVar[bool] = True  # y moves after the step, along it
+    warm_start: ClassVar[bool] = False  # whether a round starts with the y of the one before
 
-    def rounds(self) -> tuple[float, VirtualQueue | ConstantConEx]:
-        return self.proximal / 2, VirtualQueue()
+    @property
+    def coefficient(self) -> float:
+        """The weight c of the proximal term."""
+        return self.proximal / 2
 
-    def build(self, problem: Problem) -> ConstrainedObjective:
+    # How y moves, and the steps: pure and branch-free; the numbers may be tensors.
+
+    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
+        """The next y = Q/V, from l_t and l_{t-1}, with the source's V = sqrt(T)."""
+        return (y + now / _root(steps)).clamp(min=0)
+
+    def step(self, steps: Number) -> Number:
+        """A factor of the optimizer's step; the 2 is that of the source's alpha |x - x_t|^2."""
+        return 1 / (2 * _root(steps))
+
+    def term(self, problem: Problem) -> LagrangianTerm:
         _checks.positive(self.word, "proximal", self.proximal)
-        coefficient, rule = self.rounds()
-        rounds = ProximalRound(problem.optimizer, coefficient, self.inner_steps, rule)
-        term = LagrangianTerm(self.word, problem, rounds)
-        return problem.solved_by(self.word, term, rounds)
+        _checks.integer(self.word, "inner_steps", self.inner_steps, 1)
+        return LagrangianTerm(problem, self)
+
+    def stepped(self, optimizer: torch.optim.Optimizer, term: Any) -> ProximalRound:
+        return ProximalRound(optimizer, self, term)
+
+
+def _root(count: Number) -> Number:
+    return count.sqrt() if isinstance(count, Tensor) else math.sqrt(count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,20 +314,33 @@ class Icppac(Oss):
         inner_steps: T.
         tau: divisor of the dual step, tried in {1, 10, 100}.
         theta: extrapolation; 0 is Arrow-Hurwicz with linearised values.
-        warm_start: whether a round starts with the y of the one before, or with 0.
 
     References:
         D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
-        functional constrained optimization, Mathematical Programming 197, 2023. Nearly eps-KKT
-        after O(eps^-6) samples for non-smooth weakly convex functions with a uniform Slater margin.
+        functional constrained optimization, Mathematical Programming 197, 2023. O(eps^-6) samples
+        for non-smooth weakly convex functions with a uniform Slater margin.
     """
 
     tau: float = 10.0
     theta: float = 0.1
-    warm_start: bool = True
 
     word = "icppac"
+    follows_step = False
+    warm_start = True
 
-    def rounds(self) -> tuple[float, VirtualQueue | ConstantConEx]:
-        rule = ConstantConEx(tau=self.tau, theta=self.theta, warm_start=self.warm_start)
-        return self.proximal, rule
+    @property
+    def coefficient(self) -> float:
+        return self.proximal
+
+    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
+        # In the first step of a round `before` is `now`: it is not extrapolated.
+        ahead = (1 + self.theta) * now - self.theta * before
+        return (y + ahead / self.tau).clamp(min=0)
+
+    def step(self, steps: Number) -> Number:
+        return 1.0
+
+    def term(self, problem: Problem) -> LagrangianTerm:
+        _checks.positive(self.word, "tau", self.tau)
+        _checks.at_least(self.word, "theta", self.theta, 0.0)
+        return super().term(problem)

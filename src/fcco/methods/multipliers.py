@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..constraints import ConstrainedObjective
 from ..terms import MultiplierTerm
 from ..tracker import InnerTracker
 from .settings import Auto, Problem, Tracked
@@ -22,10 +21,9 @@ class Multipliers(Tracked):
         \nu_i &\leftarrow \bigl[\nu_i + k'_i\,(g_i(w_t;\mathcal B) - \text{tolerance}_i)\bigr]_+
 
     A smoothed hinge whose limit is shifted by nu_i, so that no violation is left when nu_i has
-    found the multiplier. The gains k_i, k'_i and a margin come from the noise of the loss and of
-    the values; `fcco.terms.MultiplierTerm` has them all. The function must return the loss too, of
-    a batch like the values: beside a loss without noise, noisy values have no unit, and the
-    multipliers hardly move.
+    found the multiplier. The gains and a margin are measured, see `fcco.terms.MultiplierTerm`. The
+    function must return the loss too, of a batch like the values: beside a loss without noise,
+    noisy values have no unit, and the multipliers hardly move.
 
     Args:
         gamma: weight of the new value in u_i; the gains were chosen with 0.2.
@@ -39,9 +37,9 @@ class Multipliers(Tracked):
 
     word = "multipliers"
 
-    def build(self, problem: Problem) -> ConstrainedObjective:
+    def term(self, problem: Problem) -> MultiplierTerm:
         tracker = InnerTracker(
             problem.number, gamma=self.gamma, correction=0.0, read="new", measure=True,
             **self.table(problem.model),
         )  # fmt: skip
-        return problem.solved_by(self.word, MultiplierTerm(tracker, **problem.limits))
+        return MultiplierTerm(tracker, **problem.limits)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
-from .. import _checks
 from ..terms import GroupWeights
 from ..tracker import InnerTracker
-from .settings import Tracked
+from .settings import Problem, Tracked
 
 __all__ = ["Ooa"]
 
@@ -41,22 +38,6 @@ class Ooa(Tracked):
         scaling: `"unbiased"` uses the factors n/B1; `"batch"` leaves them out of both lines, as
             the released code of group DRO does: absent groups count as loss 0.
 
-    Example:
-        The point whose largest squared distance to 0, 1 and 4 is least is their midrange, 2.
-
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        >>> objective = fcco.methods.ooa(model, optimizer, 3, step=0.05)
-        >>> centre = torch.tensor([0.0, 1.0, 4.0])
-        >>> output = fcco.optim.OutputIterate(optimizer, "average")
-        >>> for _ in range(1000):
-        ...     loss = objective(lambda: (model.weight.view(1) - centre).square())
-        ...     loss.backward(); optimizer.step(); optimizer.zero_grad()
-        >>> with output.applied():
-        ...     round(model.weight.item(), 1)
-        2.0
-
     References:
         S. Sagawa, P. W. Koh, T. Hashimoto and P. Liang, Distributionally robust neural networks
         for group shifts, 2020 (plain, KL). The cap 1/(r n) is its extension to CVaR. For convex
@@ -70,11 +51,10 @@ class Ooa(Tracked):
 
     word = "ooa"
 
-    def term(self, model: nn.Module, num_groups: int) -> GroupWeights:
-        _checks.integer(self.word, "num_groups", num_groups, 1)
+    def term(self, problem: Problem) -> GroupWeights:
         tracker = InnerTracker(
-            num_groups, gamma=1.0, correction=0.0, read="new", **self.table(model)
+            problem.number, gamma=1.0, correction=0.0, read="new", **self.table(problem.model)
         )
         # ratio 1/n leaves the weights uncapped: the adversary may put all of p on one group.
-        ratio = 1 / num_groups if self.ratio is None else self.ratio
+        ratio = 1 / problem.number if self.ratio is None else self.ratio
         return GroupWeights(tracker, self.step, ratio, geometry=self.geometry, scaling=self.scaling)

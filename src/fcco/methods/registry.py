@@ -7,16 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from .. import _checks
-from .alexr import Alexr
-from .alexr2 import Alexr2
+from .alexr import Alexr, Alexr2
 from .lagrangian import Icppac, Oss
 from .multipliers import Multipliers
 from .online import Ooa
-from .recursive import RecursiveHinge
+from .penalties import HingePenalty, RecursiveHinge, Sonex, Sonx, Sox, SquaredHingePenalty
 from .settings import Settings, Tracked
-from .sonex import Sonex
-from .sonx import HingePenalty, Sonx
-from .sox import Sox, SquaredHingePenalty
 from .switching import Ssg
 
 __all__ = ["ALIASES", "METHODS", "ROWS", "Method", "settings_of", "table"]
@@ -178,17 +174,7 @@ def table(
     use: Use | None = None,
     columns: Sequence[str] = ("method", "for", "needs", "use it when", "reference"),
 ) -> Table:
-    """The methods, all or those for one use; `columns` are keys of `Method.facts`.
-
-    Example:
-        >>> import fcco
-        >>> print(fcco.methods.table("groups", ["method", "for", "use it when"]))
-        method  for                      use it when
-        sonex   groups, limits, general  you want the paper's method
-        alexr2  groups, limits, general  the g_i have kinks
-        sonx    groups, general          f must not be smoothed
-        ooa     groups                   you compare with group DRO
-    """
+    """The methods, all or those for one use; `columns` are keys of `Method.facts`."""
     facts = [row.facts() for row in ROWS if use is None or use in row.use]
     return Table([list(columns), *([_cell(row[name]) for name in columns] for row in facts)])
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from .. import _checks
-from .._schedules import Schedule, Smoothing
-from ..constraints import ConstrainedObjective
+from .._schedules import Smoothing
 from ..outer import AbstractOuter, Hinge
 from ..terms import AbstractTerm, CoupledTerm
 from ..tracker import InnerTracker, like_model
@@ -22,33 +21,19 @@ Auto = Literal["auto"]
 """A setting that the method finds by itself."""
 
 
-class Problem(NamedTuple):
-    """A loss to minimise under limits, as `fcco.constrained` was given it."""
+@dataclass(frozen=True)
+class Problem:
+    """What a term is built for: a model, a number of blocks, and their limits if there are any."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
     number: int
-    limits: dict[str, Any]  # tolerance, margin and names
-    objective: AbstractTerm | None
-    process_group: Any
-    offload: bool
-
-    def solved_by(
-        self,
-        method: str,
-        term: Any,
-        optimizer: torch.optim.Optimizer | None = None,
-        kind: type[ConstrainedObjective] = ConstrainedObjective,
-    ) -> ConstrainedObjective:
-        return kind(
-            self.model, optimizer or self.optimizer, term, method=method, objective=self.objective,
-            process_group=self.process_group, offload=self.offload,
-        )  # fmt: skip
+    limits: Mapping[str, Any] = field(default_factory=dict)  # for `Limits`
+    process_group: Any = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of the settings of a method."""
+    """Base of the settings of a method: they make its term and say what steps."""
 
     word: ClassVar[str]  # by which the method is chosen
     couples: ClassVar[bool] = True  # beside a coupled term, `constrained(objective=...)`
@@ -60,8 +45,13 @@ class Settings:
         needed = (f.name for f in fields(cls) if f.default is MISSING)
         return [name for name in needed if name not in given]
 
-    def build(self, problem: Problem) -> ConstrainedObjective:
-        raise ValueError(f"`{self.word}` is no method for limits; see `fcco.methods.table()`.")
+    def term(self, problem: Problem) -> Any:
+        """The term of the method."""
+        raise NotImplementedError
+
+    def stepped(self, optimizer: torch.optim.Optimizer, term: Any) -> torch.optim.Optimizer:
+        """The optimizer to step: the user's, or one around it."""
+        return optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,19 +118,8 @@ class Penalty(Tracked):
         """Options of the `InnerTracker`."""
         raise NotImplementedError
 
-    def weight(self) -> Schedule:
-        return 1.0
-
-    def term(self, model: nn.Module, number: int, limits: Mapping[str, Any]) -> CoupledTerm:
+    def term(self, problem: Problem) -> AbstractTerm:
         outer = self.function()
-        options = self.table(model) | self.tracking()
-        tracker = InnerTracker(number, self.dimension(outer), **options)
-        smoothing = self.smoothing
-        return CoupledTerm(outer, tracker, smoothing=smoothing, weight=self.weight(), **limits)
-
-    def stepped(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        return optimizer
-
-    def build(self, problem: Problem) -> ConstrainedObjective:
-        term = self.term(problem.model, problem.number, problem.limits)
-        return problem.solved_by(self.word, term, self.stepped(problem.optimizer))
+        options = self.table(problem.model) | self.tracking()
+        tracker = InnerTracker(problem.number, self.dimension(outer), **options)
+        return CoupledTerm(outer, tracker, smoothing=self.smoothing, **problem.limits)

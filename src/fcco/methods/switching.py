@@ -11,16 +11,14 @@ from torch import Tensor
 
 from .. import _checks
 from .._schedules import Schedule, at_step
-from ..constraints import ConstrainedObjective
-from ..optim import OutputIterate
 from ..optim.wrapper import SharedGroupsOptimizer
 from ..previous import parameters_of
 from ..rules.switching import decide, noise_of_worst, polyak_length
-from ..terms.unsampled import UnsampledTerm
+from ..terms.limits import UnsampledTerm
 from ..tracker import Tracked
 from .settings import Auto, Problem, Settings
 
-__all__ = ["PolyakStep", "Ssg", "Switching", "SwitchingOptimizer", "SwitchingTerm"]
+__all__ = ["PolyakStep", "Ssg", "SwitchingOptimizer", "SwitchingTerm"]
 
 
 class Decision(NamedTuple):
@@ -62,6 +60,80 @@ class PolyakStep(torch.optim.Optimizer):
         return value
 
 
+class SwitchingTerm(UnsampledTerm):
+    """The constraints, which branch was taken, and the sizes of the steps of each."""
+
+    objective_steps: Tensor
+    constraint_steps: Tensor
+    needs_objective = True
+
+    def __init__(self, problem: Problem, threshold: Schedule | Auto) -> None:
+        if isinstance(threshold, str):
+            _checks.one_of("ssg", "threshold", threshold, ("auto",))
+        elif not callable(threshold):
+            _checks.at_least("ssg", "threshold", threshold, 0.0)
+        measure = threshold == "auto"
+        super().__init__("ssg", problem.model, problem.number, problem.limits, measure)
+        self.schedule = threshold
+        self.open: Decision | None = None  # of the step under way
+        self.last: Decision | None = None  # of the last call, which may be an evaluation
+        zeros = torch.zeros_like(self.tracker.rows)
+        self.register_buffer("objective_steps", zeros.sum())
+        self.register_buffer("constraint_steps", zeros)
+
+    def threshold(self, excess: Tensor) -> float:
+        """The current eps_t."""
+        if isinstance(self.schedule, str):
+            assert self.tracker.estimate is not None
+            return noise_of_worst(excess, self.tracker.estimate.difference).item()
+        value = at_step(self.schedule, self.step)
+        _checks.at_least("ssg", "threshold", value, 0.0)
+        return value
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        excess = self.limits.excess(tracked.value, tracked.index)
+        updating = tracked.step is not None
+        decision = self.open if updating else None
+        if decision is None:
+            worst, which, feasible = (
+                part.item() for part in decide(excess, self.threshold(excess))
+            )
+            decision = Decision(None if feasible else int(which), worst)
+            if updating:  # further batches of the same step follow the first
+                self.open = decision
+        self.last = decision
+        self.replaces_objective = decision.constraint is not None
+        if decision.constraint is None:
+            return torch.zeros_like(excess[0])
+        slope = torch.zeros_like(excess)
+        slope[decision.constraint] = 1.0
+        return tracked.as_loss(excess[decision.constraint], self.signed(slope))
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the last call found the constraints satisfied up to the threshold."""
+        return self.last is not None and self.last.constraint is None
+
+    def taken(self, size: float) -> None:
+        """Note the size of the step that was made."""
+        assert self.open is not None
+        if self.open.constraint is None:
+            self.objective_steps += size
+        else:
+            self.constraint_steps[self.open.constraint] += size
+
+    def forget(self) -> None:
+        self.open = None
+
+    def value(self) -> Tensor:
+        return self.limits.excess(self.tracker.rows).max()
+
+    def multipliers_at(self, values: Tensor) -> Tensor:
+        """Steps for each constraint over steps for the objective; NaN before one of these."""
+        steps = self.signed(self.constraint_steps) / self.objective_steps
+        return torch.where(self.objective_steps > 0, steps, torch.nan)
+
+
 class SwitchingOptimizer(SharedGroupsOptimizer):
     """Steps one of two optimizers: that of the objective or that of the constraints.
 
@@ -70,15 +142,15 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
     gradient would be used for the other. One must be plain SGD.
     """
 
-    term: SwitchingTerm | None = None  # decides the branch of each step
-
     def __init__(
         self,
         objective_optimizer: torch.optim.Optimizer,
-        constraint_optimizer: torch.optim.Optimizer | None = None,
+        constraint_optimizer: torch.optim.Optimizer | None,
+        term: SwitchingTerm,
     ) -> None:
         super().__init__(objective_optimizer, constraint_optimizer or objective_optimizer)
         self.objective_optimizer, self.constraint_optimizer = self.wrapped[0], self.wrapped[-1]
+        self.term = term  # decides the branch of each step
         if len(self.wrapped) == 1 and _keeps_state(self.wrapped[0]):
             raise ValueError(
                 f"`ssg(constraint_optimizer=...)` is needed: {type(self.wrapped[0]).__name__} "
@@ -87,9 +159,8 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        loss = self._evaluated(closure)
-        decision = None if self.term is None else self.term.open
-        if self.term is None or decision is None:
+        loss, decision = self._evaluated(closure), self.term.open
+        if decision is None:
             raise RuntimeError(
                 "`SwitchingOptimizer.step` does not know which branch to take: call the objective "
                 "before each step."
@@ -112,101 +183,6 @@ def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
     return any(group["momentum"] or group["weight_decay"] for group in optimizer.param_groups)
 
 
-class SwitchingTerm(UnsampledTerm):
-    """The constraints, which branch was taken, and the sizes of the steps of each."""
-
-    objective_steps: Tensor
-    constraint_steps: Tensor
-    needs_objective = True
-
-    def __init__(self, problem: Problem, threshold: Schedule | Auto) -> None:
-        limits = {**problem.limits, "measure": threshold == "auto"}
-        super().__init__("ssg", problem.model, limits.pop("names") or problem.number, **limits)
-        if isinstance(threshold, str):
-            _checks.one_of("ssg", "threshold", threshold, ("auto",))
-        elif not callable(threshold):
-            _checks.at_least("ssg", "threshold", threshold, 0.0)
-        self.schedule = threshold
-        self.open: Decision | None = None  # of the step under way
-        self.last: Decision | None = None  # of the last call, which may be an evaluation
-        zeros = torch.zeros_like(self.tracker.rows)
-        self.register_buffer("objective_steps", zeros.sum())
-        self.register_buffer("constraint_steps", zeros)
-
-    @property
-    def threshold(self) -> float:
-        """The current eps_t."""
-        return self._threshold_at(self.limits.excess(self.tracker.rows))
-
-    def _threshold_at(self, excess: Tensor) -> float:
-        if isinstance(self.schedule, str):
-            assert self.tracker.estimate is not None
-            return noise_of_worst(excess, self.tracker.estimate.difference).item()
-        value = at_step(self.schedule, self.step)
-        _checks.at_least("ssg", "threshold", value, 0.0)
-        return value
-
-    def loss(self, tracked: Tracked) -> Tensor:
-        excess = self.limits.excess(tracked.value, tracked.index)
-        updating = tracked.step is not None
-        decision = self.open if updating else None
-        if decision is None:
-            worst, which, feasible = (
-                part.item() for part in decide(excess, self._threshold_at(excess))
-            )
-            decision = Decision(None if feasible else int(which), worst)
-            if updating:  # further batches of the same step follow the first
-                self.open = decision
-        self.last = decision
-        self.replaces_objective = decision.constraint is not None
-        if decision.constraint is None:
-            return torch.zeros_like(excess[0])
-        slope = torch.zeros_like(excess)
-        slope[decision.constraint] = 1.0
-        return tracked.as_loss(excess[decision.constraint], self.signed(slope))
-
-    def taken(self, size: float) -> None:
-        """Note the size of the step that was made."""
-        assert self.open is not None
-        if self.open.constraint is None:
-            self.objective_steps += size
-        else:
-            self.constraint_steps[self.open.constraint] += size
-
-    def forget(self) -> None:
-        self.open = None
-
-    def value(self) -> Tensor:
-        return self.limits.excess(self.tracker.rows).max()
-
-    def multipliers(self) -> Tensor:
-        """Steps for each constraint over steps for the objective; NaN before one of these."""
-        some = self.objective_steps > 0
-        steps = self.signed(self.constraint_steps)
-        return torch.where(some, steps / self.objective_steps, torch.nan)
-
-
-class Switching(ConstrainedObjective):
-    """The objective of SSG, which knows whether a step was feasible and what the output is."""
-
-    def feasible(self) -> bool:
-        """Whether the last call found the constraints satisfied up to the threshold."""
-        if self.term.last is None:
-            raise RuntimeError("`Switching.feasible` needs at least one call of the objective.")
-        return self.term.last.constraint is None
-
-    def output_iterate(
-        self, rule: Literal["random", "average"] = "random", seed: int = 0
-    ) -> OutputIterate:
-        """The method's output: w_tau over feasible tau with probability ~ eta_tau."""
-        return OutputIterate(self._optimizers[0], rule, seed, weight=self._iterate_weight)
-
-    def _iterate_weight(self) -> float:
-        if self.term.open is None or self.term.open.constraint is not None:
-            return 0.0
-        return float(self._optimizers[0].param_groups[0]["lr"])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Ssg(Settings):
     r"""SSG: switching subgradient steps (Huang and Lin 2023).
@@ -219,14 +195,12 @@ class Ssg(Settings):
             \Pi_X\bigl(w_t - \eta_t\nabla g_{i^*}(w_t)\bigr) & \text{else}, \; t\in J
         \end{cases}
 
-    Output: w_tau with tau in I, tau >= S, with probability proportional to eta_tau, which
-    `objective.output_iterate()` keeps from the step S on at which it is called. The projection onto
-    X is `optim.project_after_step`. The multipliers are not part of the method; `multipliers()`
-    estimates them by :math:`\nu_i = \sum_{t\in J, i^*=i}\eta_t / \sum_{t\in I}\eta_t`, with the
-    step sizes (also of Adam). Step `objective.optimizer`, a `SwitchingOptimizer`. With `gradient=`,
-    the first function decides and the second carries the gradient, as the theory asks; several
-    batches before one step follow the decision of the first. Under DDP a parameter that only g_0
-    uses needs `find_unused_parameters=True`.
+    Output: w_tau with tau in I, with probability proportional to eta_tau; see
+    `objective.term.feasible`. The multipliers are no part of the method: `multipliers()` estimates
+    them by the sum of the step sizes with i* = i over that with t in I. With `gradient=`, the first
+    function decides and the second carries the gradient, as the theory asks; several batches before
+    one step follow the decision of the first. Under DDP a parameter that only g_0 uses needs
+    `find_unused_parameters=True`.
 
     Args:
         threshold: eps_t, a number or a function of the step. `"auto"` is the standard deviation of
@@ -252,12 +226,12 @@ class Ssg(Settings):
     couples = False
     sampled = False
 
-    def build(self, problem: Problem) -> ConstrainedObjective:
+    def term(self, problem: Problem) -> SwitchingTerm:
+        return SwitchingTerm(problem, self.threshold)
+
+    def stepped(self, optimizer: torch.optim.Optimizer, term: Any) -> SwitchingOptimizer:
         second = self.constraint_optimizer
         if isinstance(second, str):
             _checks.one_of(self.word, "constraint_optimizer", second, ("polyak",))
-            second = PolyakStep(parameters_of(problem.optimizer))
-        term = SwitchingTerm(problem, self.threshold)
-        switch = SwitchingOptimizer(problem.optimizer, second)
-        switch.term = term
-        return problem.solved_by(self.word, term, switch, Switching)
+            second = PolyakStep(parameters_of(optimizer))
+        return SwitchingOptimizer(optimizer, second, term)

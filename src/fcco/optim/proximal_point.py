@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,7 @@ from ..previous.swap import parameters_at
 from ..rules.proximal import envelope_gradient, proximal_step
 from .wrapper import MethodOptimizer
 
-__all__ = ["ProximalPoint", "proximal_step"]
+__all__ = ["ProximalPoint"]
 
 
 class ProximalPoint(MethodOptimizer):
@@ -30,31 +29,14 @@ class ProximalPoint(MethodOptimizer):
     Each call of `step()` is one inner step on the gradients in `.grad`; after K_t of them the
     parameters go back to w_t and the outer optimizer steps on G_t, the gradient of the Moreau
     envelope of the objective (paper, Alg. 2; its line 13 has a factor beta too many, see
-    docs/concepts/mathematics.md). Between steps the parameters hold z. `state_dict()` has all of
-    it, also in the middle of a round.
+    docs/concepts/mathematics.md). Between steps the parameters hold z.
 
     Args:
-        outer: the optimizer of the outer loop over the same parameters: Adam, SGD with
-            `momentum = dampening = 1 - beta`, or any other.
+        outer: the optimizer of the outer loop over the same parameters.
         nu: the proximal parameter, below 1/rho_F; per inner step the pull to w_t has weight
             eta / (eta + nu).
         eta: the inner step size; the group entry `lr`, so schedulers can drive it.
         inner_steps: K_t, a number or a function of the round t.
-
-    Example:
-        >>> import torch, fcco
-        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
-        >>> optimizer = fcco.optim.ProximalPoint(
-        ...     torch.optim.SGD([w], lr=1.0), nu=1.0, eta=1.0, inner_steps=2)
-        >>> for _ in range(4):
-        ...     optimizer.zero_grad()
-        ...     (w**2 / 2).sum().backward()
-        ...     optimizer.step()
-        ...     print(round(w.item(), 4), optimizer.inner_step, optimizer.round)
-        0.5 1 0
-        0.5 0 1
-        0.25 1 1
-        0.25 0 2
 
     References:
         Paper, Algorithm 2. B. Wang and T. Yang, ALEXR, 2023 (the inner loop).
@@ -138,18 +120,8 @@ class ProximalPoint(MethodOptimizer):
         self.step_wrapped(self.outer)
         self.inner_step, self.round = 0, self.round + 1
 
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        state["proximal"] = {
-            "inner_step": self.inner_step,
-            "round": self.round,
-            "outer": self.outer.state_dict(),
-        }
-        return state
+    def own_state(self) -> dict[str, Any]:
+        return {"inner_step": self.inner_step, "round": self.round}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        proximal = state_dict["proximal"]
-        # torch's optimizers keep the tensors they load and then change them in place.
-        self.outer.load_state_dict(copy.deepcopy(proximal["outer"]))
-        self.inner_step, self.round = proximal["inner_step"], proximal["round"]
-        super().load_state_dict({k: v for k, v in state_dict.items() if k != "proximal"})
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self.inner_step, self.round = state["inner_step"], state["round"]

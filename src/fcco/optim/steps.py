@@ -1,8 +1,7 @@
-"""Around a step: the paper's updates, which iterate to return, projections onto a set."""
+"""The paper's updates, and which iterate to return."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from .._state import pack, unpack
 from ..previous import after_closure, parameters_of, unwrap
 from ..previous.swap import versions_kept
 
-__all__ = ["OutputIterate", "adam_type", "momentum_type", "project_after_step"]
+__all__ = ["OutputIterate", "adam_type", "momentum_type"]
 
 
 def momentum_type(
@@ -25,8 +24,7 @@ def momentum_type(
 
     .. math:: v_{t+1} = (1-\beta) v_t + \beta G_t, \qquad w_{t+1} = w_t - \eta v_{t+1}
 
-    This is SGD with `momentum = dampening = 1 - beta`, of which `options` are further options. (SGD
-    without dampening goes the same way with steps 1/beta times as long.)
+    This is SGD with `momentum = dampening = 1 - beta`, of which `options` are further options.
     """
     _checks.in_interval("momentum_type", "beta", beta, 0.0, 1.0, open_low=True)
     # The first buffer of torch's SGD is v = G_0, without dampening, which the paper leaves open.
@@ -56,26 +54,13 @@ class OutputIterate(nn.Module):
     `"random"` holds w_tau with tau uniform on {0, ..., T-1} after any number T of steps, the
     output rule of the paper's theorems (reservoir sampling: iterate t replaces the kept one with
     the probability of its weight among those so far). `"average"` holds the mean of w_0, ...,
-    w_{T-1}, in float32 at least. The last iterate is the model itself.
+    w_{T-1}, in float32 at least. `with output.applied():` puts it into the model for a while.
 
     Args:
         optimizer: the optimizer whose iterates are meant; for ALEXR2 the outer one.
         seed: of its own random stream; the global one is not touched.
         weight: the weight of the current parameters, asked just before each step; 0 leaves them
-            out. None weighs all alike.
-
-    Example:
-        >>> import torch, fcco
-        >>> w = torch.nn.Parameter(torch.zeros(()))
-        >>> optimizer = torch.optim.SGD([w], lr=1.0)
-        >>> output = fcco.optim.OutputIterate(optimizer, "average")
-        >>> for _ in range(3):
-        ...     w.grad = -torch.ones(()); optimizer.step()
-        >>> with output.applied():
-        ...     w.item()
-        1.0
-        >>> w.item()
-        3.0
+            out.
     """
 
     def __init__(
@@ -98,15 +83,14 @@ class OutputIterate(nn.Module):
         # Before the step the parameters are w_t, and t counts from 0.
         self._handle = self._optimizer.register_step_pre_hook(self._before_step)
 
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return after_closure(args, kwargs, self.update)  # which may decide the weight
+
     @torch.no_grad()
     def update(self) -> None:
         """Take note of the current parameters; a hook calls it before each step."""
         weight = 1.0 if self.weight is None else float(self.weight())
-        if not 0 <= weight < math.inf:
-            raise ValueError(
-                f"`OutputIterate(weight=...)` must return a finite number of at least 0 but "
-                f"returned: {weight}."
-            )
+        _checks.finite("OutputIterate", "weight", weight, 0.0)
         self.count += 1
         if weight == 0:
             return
@@ -124,21 +108,14 @@ class OutputIterate(nn.Module):
             for kept, parameter in zip(self._kept, parameters, strict=True):
                 kept.lerp_(parameter.detach().to(kept.dtype), weight / self._total)
         elif torch.rand((), generator=self._generator).item() * self._total < weight:
-            for kept, parameter in zip(self._kept, parameters, strict=True):
-                kept.copy_(parameter.detach())
-
-    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.weight is None:
-            return self.update()
-        return after_closure(args, kwargs, self.update)  # which may decide the weight
+            self._write(self._kept, parameters)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Put the kept iterate into the model for a while (evaluation, saving)."""
         if not self._kept:
             raise RuntimeError(
-                "`OutputIterate.applied` needs at least one optimizer step"
-                + (" with a weight above 0 (no feasible iterate)." if self.weight else ".")
+                "`OutputIterate.applied` needs at least one optimizer step, of a weight above 0."
             )
         parameters = parameters_of(self._optimizer)
         current = [p.detach().clone() for p in parameters]
@@ -151,9 +128,9 @@ class OutputIterate(nn.Module):
 
     @staticmethod
     @torch.no_grad()
-    def _write(parameters: list[Tensor], values: list[Tensor]) -> None:
-        for parameter, value in zip(parameters, values, strict=False):
-            parameter.copy_(value)
+    def _write(targets: list[Tensor], values: list[Tensor]) -> None:
+        for target, value in zip(targets, values, strict=False):
+            target.copy_(value)
 
     def get_extra_state(self) -> Tensor:
         state = {"count": self.count, "total": self._total, "kept": self._kept}
@@ -165,8 +142,8 @@ class OutputIterate(nn.Module):
         shapes = [tuple(k.shape) for k in kept]
         if shapes and shapes != [tuple(p.shape) for p in like[: len(shapes)]]:
             raise ValueError(
-                f"`OutputIterate.load_state_dict`: the checkpoint has parameters of shapes "
-                f"{shapes} but those of the optimizer differ; it belongs to another model."
+                f"`OutputIterate.load_state_dict`: the checkpoint belongs to another model, with "
+                f"parameters of shapes {shapes}."
             )
         self.count, self._total = state["count"], state["total"]
         self._kept = [k.to(p.device).clone() for k, p in zip(kept, like, strict=False)]
@@ -182,27 +159,3 @@ class OutputIterate(nn.Module):
         super().__setstate__(state)
         self._generator = torch.Generator().set_state(random)
         self._attach()
-
-
-def project_after_step(optimizer: torch.optim.Optimizer, project: Callable[[], Any]) -> Any:
-    r"""Follow each step of an optimizer by a projection, :math:`w \leftarrow \Pi_X(w)`.
-
-    `project` changes the parameters in place, without gradient. Returns a handle; `handle.remove()`
-    ends it.
-
-    Example:
-        >>> import torch, fcco
-        >>> w = torch.nn.Parameter(torch.tensor([0.5, 0.5]))
-        >>> optimizer = torch.optim.SGD([w], lr=1.0)
-        >>> handle = fcco.optim.project_after_step(optimizer, lambda: w.clamp_(0.0, 1.0))
-        >>> w.grad = torch.tensor([2.0, -2.0])
-        >>> optimizer.step()
-        >>> w.tolist()
-        [0.0, 1.0]
-    """
-
-    def after_step(*_: Any) -> None:
-        with torch.no_grad():
-            project()
-
-    return unwrap(optimizer).register_step_post_hook(after_step)

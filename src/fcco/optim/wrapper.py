@@ -78,6 +78,31 @@ class MethodOptimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             return closure()
 
+    def own_state(self) -> dict[str, Any]:
+        """What `state_dict()` must hold beside the states of this and the wrapped optimizers."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Restore what `own_state` gave."""
+
+    def state_dict(self) -> dict[str, Any]:
+        wrapped = [each.state_dict() for each in self.wrapped]
+        return {**super().state_dict(), "wrapped": wrapped, "own": self.own_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        rest = dict(state_dict)
+        saved, own = rest.pop("wrapped"), rest.pop("own")
+        if len(saved) != len(self.wrapped):
+            raise ValueError(
+                f"`{type(self).__name__}.load_state_dict`: the checkpoint has {len(saved)} wrapped "
+                f"optimizer(s) but this one {len(self.wrapped)}."
+            )
+        for each, state in zip(self.wrapped, saved, strict=True):
+            # torch's optimizers keep the tensors they load and then change them in place.
+            each.load_state_dict(copy.deepcopy(state))
+        super().load_state_dict(rest)
+        self.load_own_state(own)
+
     def __getstate__(self) -> dict[str, Any]:
         # torch's own version keeps the groups and the state only. Hooks stay behind; an objective
         # that is copied along joins again.
@@ -89,8 +114,8 @@ class MethodOptimizer(torch.optim.Optimizer):
 class SharedGroupsOptimizer(MethodOptimizer):
     """Base of wrappers whose parameter groups are those of the first wrapped optimizer.
 
-    They are the very same objects, so that a scheduler may drive either. `state_dict()` holds the
-    state of all, which must hold the same parameters.
+    They are the very same objects, so that a scheduler may drive either. All wrapped optimizers
+    must hold the same parameters.
     """
 
     _shared = False
@@ -116,27 +141,6 @@ class SharedGroupsOptimizer(MethodOptimizer):
         for other in others:
             other.add_param_group({"params": list(param_group["params"])})
 
-    def own_state(self) -> dict[str, Any]:
-        return {}
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore what `own_state` gave."""
-
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        state["wrapped"] = [each.state_dict() for each in self.wrapped]
-        state["own"] = self.own_state()
-        return state
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        saved = state_dict["wrapped"]
-        if len(saved) != len(self.wrapped):
-            raise ValueError(
-                f"`{type(self).__name__}.load_state_dict`: the checkpoint has {len(saved)} wrapped "
-                f"optimizer(s) but this one {len(self.wrapped)}."
-            )
-        for each, state in zip(self.wrapped, saved, strict=True):
-            # torch's optimizers keep the tensors they load and then change them in place.
-            each.load_state_dict(copy.deepcopy(state))
+        super().load_state_dict(state_dict)
         self.param_groups = self.wrapped[0].param_groups  # loading replaced them
-        self.load_own_state(state_dict["own"])

@@ -8,8 +8,8 @@
 | `dual` | one dual variable per block | ALEXR v2 |
 | `multipliers` | multipliers that find their own steps | constraints without settings |
 | `nested` | a function of the mean of functions of u_i | bags of instances |
-| `parameters` | numbers that belong to blocks: thresholds, temperatures | CVaR, `fcco.xrisk` |
-| `unsampled` | base of terms that see all constraints in each step | SSG, OSS, ICPPAC |
+| `parameters` | numbers that belong to blocks: cut-offs, temperatures | `fcco.xrisk`, contrastive |
+| `limits` | limits, and what every term with limits offers | all for limits |
 """
 
 from .base import AbstractTerm
@@ -17,23 +17,13 @@ from .coupled import CoupledTerm, OuterTerm
 from .cvar import CVaRTerm
 from .dual import DualAscent, DualTerm
 from .group_weights import GroupWeights
-from .limits import AtLeast, Equal, Limits
+from .limits import AtLeast, ConstraintTerm, Equal, Limits
 from .multipliers import MultiplierTerm
 from .nested import NestedTerm
 from .parameters import BlockParameters
 
 __all__ = [
-    "AbstractTerm",
-    "AtLeast",
-    "BlockParameters",
-    "CVaRTerm",
-    "CoupledTerm",
-    "DualAscent",
-    "DualTerm",
-    "Equal",
-    "GroupWeights",
-    "Limits",
-    "MultiplierTerm",
-    "NestedTerm",
+    "AbstractTerm", "AtLeast", "BlockParameters", "CVaRTerm", "ConstraintTerm", "CoupledTerm",
+    "DualAscent", "DualTerm", "Equal", "GroupWeights", "Limits", "MultiplierTerm", "NestedTerm",
     "OuterTerm",
-]
+]  # fmt: skip

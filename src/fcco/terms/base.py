@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from .._state import KeepsPrecision
 from ..previous import PreviousParameters
+from ..rules.arrays import Views
 from ..tracker import InnerTracker, OpenStep, Tracked
 
 __all__ = ["AbstractTerm"]
@@ -21,9 +22,6 @@ class AbstractTerm(KeepsPrecision):
     An objective tracks the values of a batch and calls `loss` with the result. State changes when
     the optimizer has made its step: what `loss` wants to keep goes into `tracked.step`, see
     `OpenStep`. The other members are for methods whose step is more than a sum.
-
-    Args:
-        tracker: the running estimates u_i.
 
     Attributes:
         names: names of the blocks, or None; values may then be given as a dict.
@@ -44,12 +42,17 @@ class AbstractTerm(KeepsPrecision):
 
     def __init__(self, tracker: InnerTracker) -> None:
         super().__init__()
-        self.tracker = tracker
+        self.tracker, self._views = tracker, Views()
 
     @property
     def step(self) -> int:
         """Optimizer steps this term had a part in."""
         return self.tracker.steps
+
+    @property
+    def kink_width(self) -> float | None:
+        """The width of the rounded kink; None for a term without one."""
+        return None
 
     @abc.abstractmethod
     def loss(self, tracked: Tracked) -> Tensor:
@@ -89,3 +92,13 @@ class AbstractTerm(KeepsPrecision):
     def table(self) -> Tensor:
         """The u_i of the blocks seen so far, shape (seen,) or (seen, d1)."""
         return self.tracker.seen_rows()
+
+    # Views of buffers, for the terms that keep some, are renewed when these move.
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._views.found = {}
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._views.found = {}  # `assign=True` takes other tensors
+        super()._load_from_state_dict(*arguments)

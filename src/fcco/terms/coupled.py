@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -12,32 +12,19 @@ from torch import Tensor
 from .. import _checks
 from .._schedules import Schedule, Smoothing, Width
 from ..outer import AbstractOuter, MoreauEnvelope
-from ..rules.arrays import view
+from ..rules.arrays import per_row, view
 from ..rules.track import automatic_width
 from ..tracker import InnerTracker, OpenStep, Tracked
 from .base import AbstractTerm
-from .limits import Limits, Tolerance
+from .limits import ConstraintTerm
 
-__all__ = ["CoupledTerm", "OuterTerm", "as_lambda", "weighted_mean", "widest"]
+__all__ = ["CoupledTerm", "OuterTerm", "as_lambda", "block_mean", "widest"]
 
 
-def weighted_mean(
-    outer: AbstractOuter, excess: Tensor, weight: float | Tensor, blocks: int | Tensor
-) -> tuple[Tensor, Tensor]:
-    r"""The estimate of a coupled term and its slopes, pure and branch-free.
-
-    .. math::
-        \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1} f(u_i), \qquad
-        \frac{\text{weight}}{B_1}\nabla f(u_i)
-
-    Args:
-        outer: f.
-        excess: u_i.
-        weight: factor in front.
-        blocks: B1, the number of blocks in the batch.
-    """
+def block_mean(outer: AbstractOuter, excess: Tensor, blocks: int | Tensor) -> tuple[Tensor, Tensor]:
+    r"""The mean of f(u_i) over B1 = `blocks` blocks and its slopes, pure and branch-free."""
     values, slope = outer.value_and_gradient(excess)
-    share = weight / blocks
+    share = 1 / blocks
     return values.sum() * share, slope * share
 
 
@@ -82,27 +69,29 @@ class OuterTerm(AbstractTerm):
         tracker: the running estimates u_i.
         smoothing: lambda, 0 for f itself, or a function of the step; a `Width`; or `"auto"`, which
             needs a tracker with `measure=True` or `gamma="auto"`.
+        more: arguments of the next base class.
     """
 
     width: Tensor | None
     never_negative = ("width",)
 
-    def __init__(self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing) -> None:
-        super().__init__(tracker)
+    def __init__(
+        self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing = 0.0, **more: Any
+    ) -> None:
+        super().__init__(tracker, **more)
         if tracker.dim != (outer.dim or max(tracker.dim, 2)):
             raise ValueError(
                 f"{outer!r} acts on inner values of dimension {outer.dim or 'two or more'} but the "
                 f"tracker has `dim={tracker.dim}`."
             )
-        schedule = as_lambda(type(self).__name__, outer, smoothing)
-        self.outer, self.smoothing_schedule = outer, schedule
-        self.automatic = isinstance(schedule, str)  # lambda follows the error of the estimates
+        self.outer = outer
         self._smoothed: tuple[float, AbstractOuter] | None = None
-        # The width of the last step, for evaluations and reports.
-        self.register_buffer("width", self._first_width(schedule))
-        if isinstance(schedule, str):
+        # The width of the last step, for evaluations and reports; None unless it is automatic.
+        self.register_buffer("width", None)
+        self.smoothing = smoothing
+        if self.automatic:
             return
-        first = schedule(0) if callable(schedule) else schedule
+        first = self.smoothing_at(0)
         if not (isinstance(first, float) and first > 0):
             _checks.at_least(type(self).__name__, "smoothing", first, 0.0)
         self.smoothed_by(first)  # one above 1/weak_convexity is refused at once
@@ -118,21 +107,13 @@ class OuterTerm(AbstractTerm):
             return self.smoothing_at(self.step)
         return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
 
-    def smoothing_at(self, step: int) -> Any:
-        """The lambda that a number or a schedule gives."""
-        schedule: Any = self.smoothing_schedule
-        return schedule(step) if callable(schedule) else schedule
-
     @smoothing.setter
     def smoothing(self, value: Smoothing) -> None:
         schedule = as_lambda(type(self).__name__, self.outer, value)
-        self.width, self.smoothing_schedule = self._first_width(schedule), schedule
-        self.automatic = isinstance(schedule, str)
-
-    def _first_width(self, schedule: Schedule | Literal["auto"]) -> Tensor | None:
-        """The width before any step, None unless it is automatic."""
-        if not isinstance(schedule, str):
-            return None
+        self.smoothing_schedule, self.width = schedule, None
+        self.automatic = isinstance(schedule, str)  # lambda follows the error of the estimates
+        if not self.automatic:
+            return
         if self.tracker.estimate is None:
             raise ValueError(
                 f"`{type(self).__name__}(smoothing='auto')` needs a tracker that measures its own "
@@ -140,7 +121,16 @@ class OuterTerm(AbstractTerm):
             )
         self._jump: Any = self.outer.jump
         self._widest = widest(self.outer)
-        return self.tracker.value.new_full((1,), 1e-12)
+        self.width = self.tracker.value.new_full((1,), 1e-12)
+
+    def smoothing_at(self, step: int) -> Any:
+        """The lambda that a number or a schedule gives."""
+        schedule: Any = self.smoothing_schedule
+        return schedule(step) if callable(schedule) else schedule
+
+    @property
+    def kink_width(self) -> float | None:
+        return None if self.outer.jump is None else self.smoothing * self.outer.jump
 
     def width_of(self, step: OpenStep | None, at_first: Callable[[], Any] | None = None) -> Any:
         """The width of the rounded kink in a training call with an automatic lambda; else None.
@@ -160,19 +150,6 @@ class OuterTerm(AbstractTerm):
             width = float(at_first())
         return width
 
-    def set_width(self, width: Any) -> None:
-        """Keep the width of the last step, for evaluations and reports."""
-        assert self.width is not None
-        view(self.width)[:] = width
-
-    def excess(self, values: Tensor | None = None) -> Tensor:
-        """What f is applied to, for all blocks: u_i less a limit or threshold, where there is one.
-
-        Args:
-            values: other values of all blocks than the tracked ones.
-        """
-        return self.tracker.rows if values is None else values
-
     @property
     def smoothed(self) -> AbstractOuter:
         """f_lambda for the current lambda, or f itself when that is 0."""
@@ -189,31 +166,18 @@ class OuterTerm(AbstractTerm):
         return self._smoothed[1]
 
 
-class CoupledTerm(OuterTerm):
-    r"""A weighted coupled term, optionally read as penalised constraints.
+class CoupledTerm(OuterTerm, ConstraintTerm):
+    r"""A coupled term, optionally read as penalised constraints.
 
     .. math::
-        \frac{\text{weight}}{n}\sum_{i=1}^n f_\lambda\bigl(g_i(w) - \text{tolerance}_i\bigr)
+        \frac1n\sum_{i=1}^n f_\lambda\bigl(g_i(w) - \text{tolerance}_i\bigr)
 
     Args:
         outer: f.
         tracker: the tracker of g_i.
-        smoothing: lambda, 0 for f itself, or a function of the step (annealing); or a `Width`.
-        weight: factor in front of the sum, or a function of the step (a ramp).
-        tolerance: subtracted from g_i, one number or one per block: g_i <= tolerance_i. For other
-            limits (see `Limit`) f must not decrease, and is applied to how far g_i is outside.
-        margin: train for g_i <= tolerance_i - margin, to land on the safe side.
-        names: names of the blocks, for values given by name and for reports.
-
-    Example:
-        >>> import torch, fcco
-        >>> tracker = fcco.tracker.InnerTracker(2, gamma=1.0)
-        >>> term = fcco.terms.CoupledTerm(fcco.outer.Hinge(3.0), tracker, smoothing=0.1)
-        >>> term.tracker.set_values(torch.tensor([0, 1]), torch.tensor([0.2, -1.0]))
-        >>> term.value()
-        tensor(0.3000)
-        >>> term.violation(), term.multipliers()
-        (tensor([ 0.2000, -1.0000]), tensor([1., 0.]))
+        smoothing: see `OuterTerm`.
+        limits: `tolerance`, `margin` and `names`, see `Limits`. For other limits than upper ones f
+            must not decrease, and is applied to how far g_i is outside.
     """
 
     def __init__(
@@ -222,20 +186,10 @@ class CoupledTerm(OuterTerm):
         tracker: InnerTracker,
         *,
         smoothing: Smoothing = 0.0,
-        weight: Schedule = 1.0,
-        tolerance: Tolerance = 0.0,
-        margin: float = 0.0,
-        names: Sequence[str] | None = None,
+        **limits: Any,
     ) -> None:
-        super().__init__(outer, tracker, smoothing)
-        if not callable(weight) and weight != 1:
-            _checks.positive("CoupledTerm", "weight", weight)
-        self.weight_schedule = weight
-        self.limits = Limits(
-            tracker.num_inner, tracker.value, tolerance, margin, names, call="CoupledTerm"
-        )
-        self.names = self.limits.names
-        if margin != 0 and not outer.monotone:
+        super().__init__(outer, tracker, smoothing, **limits)
+        if self.limits.margin != 0 and not outer.monotone:
             raise ValueError(
                 f"`CoupledTerm(margin=...)` needs a non-decreasing outer function: {outer!r} "
                 "would be moved, not made stricter. Lower its own tolerance instead."
@@ -251,56 +205,54 @@ class CoupledTerm(OuterTerm):
                 f"does not loosen {outer!r}; give the outer function its own tolerance."
             )
 
-    @property
-    def weight(self) -> float:
-        """The current factor; a schedule is a function of the steps this term had a part in."""
-        schedule = self.weight_schedule
-        return schedule(self.step) if callable(schedule) else schedule
-
-    def excess(self, values: Tensor | None = None) -> Tensor:
-        """The u_i - tolerance_i + margin, or those of given values of all blocks."""
-        return self.limits.excess(super().excess(values), dim=self.tracker.dim)
-
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f_lambda over the sampled blocks, which estimates the mean over all."""
-        step, weight = tracked.step, self.weight
+        step = tracked.step
         width = self.width_of(step)
         smoothing = self.smoothing if width is None else width / self._jump
         if width is not None and step is not None:
-            step.write(self, self.set_width, width)
+            step.write(self, self._set_width, width)
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
         blocks = max(tracked.u.shape[0], 1)
-        value, slope = weighted_mean(self.smoothed_by(smoothing), excess, weight, blocks)
+        value, slope = block_mean(self.smoothed_by(smoothing), excess, blocks)
         if not self.limits.upper:
             slope = slope * self.limits.side(tracked.value, tracked.index)
         return tracked.as_loss(value, slope)
 
+    def _set_width(self, width: Any) -> None:
+        assert self.width is not None
+        view(self.width)[:] = width
+
     def value(self) -> Tensor:
-        """Mean of weight * f(u_i - tolerance_i) over the blocks seen."""
+        """Mean of f(u_i - tolerance_i) over the blocks seen."""
         beyond = self.limits.violation(self.table(), self.tracker.seen, self.tracker.dim)
-        return self.weight * self.outer(beyond).mean()
+        return self.outer(beyond).mean()
 
-    def violation(self) -> Tensor:
-        """How far each constraint is exceeded (positive: violated), NaN where never seen."""
-        return self.where_seen(lambda u: self.at(u)[0])
+    def violation_at(self, values: Tensor) -> Tensor:
+        return self.outer.violation(super().violation_at(values))
 
-    def multipliers(self) -> Tensor:
-        """(weight/n) grad f_lambda(u_i - tolerance_i), NaN where never seen.
+    def multipliers_at(self, values: Tensor) -> Tensor:
+        """(1/n) grad f_lambda(g_i - tolerance_i).
 
         Read from the tracked u, they carry its noise divided by lambda; `fcco.diagnostics.kkt`
         recomputes them on full data.
         """
-        return self.where_seen(lambda u: self.at(u)[1])
+        slope = self.smoothed.multiplier(self._excess(values)) * self.limits.side(values)
+        return slope * (1 / self.tracker.num_inner)
 
-    def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Violations and multipliers of all constraints at given values g_i."""
-        limits, dim = self.limits, self.tracker.dim
-        slope = self.smoothed.multiplier(limits.excess(values, dim=dim)) * limits.side(values)
-        violation = self.outer.violation(limits.violation(values, dim=dim))
-        return violation, slope * (self.weight / self.tracker.num_inner)
+    def _excess(self, values: Tensor) -> Tensor:
+        return self.limits.excess(values, dim=self.tracker.dim)
 
-    def where_seen(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """A function of the table, NaN for blocks that were never seen."""
-        result = function(self.tracker.rows)
-        seen = self.tracker.seen.view(-1, *(1 for _ in result.shape[1:]))
-        return torch.where(seen, result, torch.nan)
+    def capped(self, values: Tensor | None) -> Tensor:
+        values = self.values() if values is None else values
+        return self._capped(self._excess(values), self.violation_at(values))
+
+    def _capped(self, excess: Tensor, violation: Tensor) -> Tensor:
+        """Where the slope of f is the one without smoothing."""
+        hard, soft = self.outer.multiplier(excess), self.smoothed.multiplier(excess)
+        capped = (hard != 0) & ((hard - soft).abs() <= 1e-5 * hard.abs())
+        if not self.smoothing:  # then it always is: beyond what noise explains, if that is known
+            error = self.tracker.error().view(len(capped), -1).amax(1)
+            capped = capped & per_row(violation.view(len(capped), -1).amax(1) > 2 * error, capped)
+        capped = capped.view(len(capped), -1).any(1)
+        return torch.zeros_like(capped) if self.outer.smooth else capped

@@ -13,7 +13,7 @@ from .. import _checks
 from .._schedules import Smoothing
 from ..outer import CVaR, CVaRHinge
 from ..rules import cvar as rules
-from ..rules.arrays import Views, view
+from ..rules.arrays import view
 from ..tracker import InnerTracker, OpenStep, Tracked
 from .coupled import OuterTerm
 
@@ -47,12 +47,12 @@ class CVaRTerm(OuterTerm):
         _checks.in_interval("CVaRTerm", "ratio", ratio, 0.0, 1.0, open_low=True)
         if tracker.log_space:
             raise ValueError(
-                "`CVaRTerm(tracker=...)` compares the values themselves with the threshold: "
-                "`log_space=True`, which keeps their logarithms, has no meaning for it."
+                "`CVaRTerm(tracker=...)` compares values with a threshold; `log_space=True` keeps "
+                "their logarithms."
             )
         # f is for the checks of lambda and for reports; `loss` uses the closed form.
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
-        self.ratio, self._views = ratio, Views()
+        self.ratio = ratio
         # s, NaN before the first batch; and the subgradient taken at u_i = s, since the exact s of
         # the hard CVaR always sits on a kink.
         self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
@@ -115,14 +115,6 @@ class CVaRTerm(OuterTerm):
         for table, value in zip(found["tables"], (*after, width), strict=False):
             table[...] = value
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._views.found = {}
-        return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        self._views.found = {}
-        super()._load_from_state_dict(*arguments)
-
     def start_threshold(self) -> None:
         """Set s to the best one for the tracked values."""
         table = view(self.table())
@@ -134,11 +126,7 @@ class CVaRTerm(OuterTerm):
         table = self.table()
         return CVaR(self.ratio)(table) if len(table) else table.new_tensor(math.nan)
 
-    def excess(self, values: Tensor | None = None) -> Tensor:
-        """The u_i - s, or those of given values of all blocks."""
-        return super().excess(values) - self.threshold
-
-    def weights(self) -> Tensor:
+    def group_weights(self) -> Tensor:
         """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""
         u, seen, settings = self.tracker.rows, self.tracker.seen, (self.ratio, self.smoothing)
         slope = rules.slopes(u, self.threshold, *settings, self.kink, len(u))

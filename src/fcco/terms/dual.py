@@ -1,7 +1,6 @@
-r"""Dual variables for non-smooth outer functions: ALEXR's second version.
+r"""Dual variables for non-smooth outer functions: ALEXR.
 
-A convex f is a maximum over its conjugate, f(u) = max_y <y, u> - f*(y), so the coupled problem has
-one dual variable y_i per block. Ascent with the Euclidean distance is
+A convex f is max_y <y, u> - f*(y), so there is one dual variable y_i per block. Ascent is
 
 .. math::
     y_i^+ = \mathrm{prox}_{\alpha f^*}(y_i + \alpha\tilde g_i)
@@ -13,9 +12,9 @@ v_i, from which both follow: y_i = grad f_{1/alpha}(v_i), and v_i - y_i/alpha es
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from ..rules.arrays import per_row, tensor
 from ..tracker import Batch, InnerTracker, Tracked
 from ..tracker.tracker import Update
 from .coupled import CoupledTerm
-from .limits import Limits, Tolerance
+from .limits import Limits
 
 __all__ = ["DualAscent", "DualTerm"]
 
@@ -40,23 +39,8 @@ class DualAscent:
         \tilde g_i = g_i(w_t;\mathcal B) + \theta\,\bigl(g_i(w_t;\mathcal B)
             - g_i(w_{t-1};\mathcal B)\bigr)
 
-    A block starts at y_i = 0. Theta is the tracker's `correction`; its `gamma` has no meaning here.
-    Pure and branch-free.
-
-    Args:
-        outer: f, convex.
-        dual_step: alpha.
-
-    Example:
-        >>> import torch, fcco
-        >>> rule = DualAscent(fcco.outer.Hinge(1.0), dual_step=0.5)
-        >>> v, g = torch.tensor([0.0]), torch.tensor([0.8])
-        >>> for _ in range(3):
-        ...     v = rule(v, None, g, None, 1.0, 0.0)[1]
-        ...     rule.dual(v)  # clip(y + 0.5 * 0.8, 0, 1)
-        tensor([0.4000])
-        tensor([0.8000])
-        tensor([1.])
+    A block starts at y_i = 0. Alpha is `dual_step`, theta is the tracker's `correction`, and its
+    `gamma` has no meaning here. Pure and branch-free.
     """
 
     outer: AbstractOuter
@@ -116,17 +100,16 @@ class _KeepsLatest(InnerTracker):
 
 
 class DualTerm(CoupledTerm):
-    r"""(weight/n) sum_i f(g_i(w) - tolerance_i) with one dual variable y_i per block.
+    r"""(1/n) sum_i f(g_i(w) - tolerance_i) with one dual variable y_i per block.
 
     .. math::
-        \min_w \max_y \frac{\text{weight}}n\sum_i \langle y_i, g_i(w)\rangle - f^*(y_i), \qquad
-        G_t = \frac{\text{weight}}{B_1}\sum_{i\in\mathcal B_1}
-            \nabla g_i(w_t;\tilde{\mathcal B})\, y_i^{t+1}
+        \min_w \max_y \frac1n\sum_i \langle y_i, g_i(w)\rangle - f^*(y_i), \qquad
+        G_t = \frac1{B_1}\sum_{i\in\mathcal B_1} \nabla g_i(w_t;\tilde{\mathcal B})\, y_i^{t+1}
 
     The value of the loss is the mean of <y_i, c_i> - f*(y_i) = f(c_i) at c_i = v_i - y_i/alpha,
     which is g~_i when y_i no longer changes; in `eval()` mode it is f of the batch. `multipliers()`
-    are weight/n times y_i; `value()` reads c_i; `violation()` uses the values of the last step,
-    because v_i mixes value and dual variable.
+    are y_i/n; `value()` reads c_i; `violation()` uses the values of the last step, because v_i
+    mixes value and dual variable.
 
     Args:
         outer: f, convex.
@@ -134,20 +117,8 @@ class DualTerm(CoupledTerm):
         dual_step: alpha.
         theta: extrapolation.
         dim: d1.
-        weight: factor in front of the sum.
-        tolerance: subtracted from g_i, one number or one per block: g_i <= tolerance_i.
-        margin: train for g_i <= tolerance_i - margin.
-        names: names of the blocks, for values given by name.
-        on_nonfinite: see `InnerTracker`.
-        dtype: precision of y_i.
-        device: where the buffers live at first.
-
-    Example:
-        >>> import torch, fcco
-        >>> term = DualTerm(fcco.outer.Hinge(3.0), 2, dual_step=2.0)
-        >>> _ = term.tracker(torch.tensor([0.5, -1.0]))
-        >>> term.dual(), term.multipliers()
-        (tensor([1., 0.]), tensor([0.5000, 0.0000]))
+        table: `dtype`, `device` and `on_nonfinite` of the `InnerTracker`.
+        limits: see `CoupledTerm`; upper ones alone.
     """
 
     tracker: _KeepsLatest  # type: ignore[assignment]
@@ -160,45 +131,23 @@ class DualTerm(CoupledTerm):
         dual_step: float,
         theta: float = 0.0,
         dim: int = 1,
-        weight: float = 1.0,
-        tolerance: Tolerance = 0.0,
-        margin: float = 0.0,
-        names: Sequence[str] | None = None,
-        on_nonfinite: Literal["raise", "skip"] = "raise",
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        table: Mapping[str, Any] | None = None,
+        **limits: Any,
     ) -> None:
-        rule = DualAscent(outer, dual_step)
-        like = torch.zeros((), dtype=dtype, device=device)
-        limits = Limits(num_inner, like, tolerance, margin, names, call="DualTerm")
-        if not limits.upper:
+        rule, options = DualAscent(outer, dual_step), dict(table or {})
+        like = torch.zeros((), dtype=options.get("dtype"), device=options.get("device"))
+        known = Limits(num_inner, like, **{"call": "DualTerm", **limits})
+        if not known.upper:
             raise ValueError(
-                "`alexr` with `penalty` and `dual_step` has upper limits alone: write "
-                "value >= b as -value <= -b, an interval as two limits; or leave the two out."
+                "`alexr` has upper limits alone: write value >= b as -value <= -b, an interval as "
+                "two limits."
             )
         # The limit is part of what is tracked: v_i holds the excess over it.
-        offset = None if limits.plain else limits.tolerance - margin
+        options["offset"] = None if known.plain else known.tolerance - known.margin
         tracker = _KeepsLatest(
-            num_inner,
-            dim,
-            gamma=1.0,
-            correction=theta,
-            read="new",
-            rule=rule,
-            offset=offset,
-            on_nonfinite=on_nonfinite,
-            dtype=dtype,
-            device=device,
+            num_inner, dim, gamma=1.0, correction=theta, read="new", rule=rule, **options
         )
-        super().__init__(
-            outer,
-            tracker,
-            smoothing=1 / dual_step,
-            weight=weight,
-            tolerance=tolerance,
-            margin=margin,
-            names=names,
-        )
+        super().__init__(outer, tracker, smoothing=1 / dual_step, **limits)
         self.rule = rule
 
     def loss(self, tracked: Tracked) -> Tensor:
@@ -208,35 +157,32 @@ class DualTerm(CoupledTerm):
             values = self.outer(tracked.value - slope / self.rule.dual_step)
         else:  # the tracker returned the inner values themselves
             values, slope = self.outer.value_and_gradient(tracked.value)
-        share = self.weight / max(tracked.index.shape[0], 1)
+        share = 1 / max(tracked.index.shape[0], 1)
         return tracked.as_loss(values.sum() * share, slope * share)
 
     def value(self) -> Tensor:
-        """Mean of weight * f(c_i), the excess over the limits, over the blocks seen."""
-        return self.weight * self.outer(self.table() - self.limits.margin).mean()
+        """Mean of f(c_i), the excess over the limits, over the blocks seen."""
+        return self.outer(self.table() - self.limits.margin).mean()
 
-    def excess(self, values: Tensor | None = None) -> Tensor:
-        """The v_i, which hold the limits already and whose slope is y_i; or as in `CoupledTerm`."""
-        return self.tracker.rows if values is None else super().excess(values)
+    @property
+    def kink_width(self) -> None:
+        """None: f is not smoothed, and v_i is no estimate of g_i."""
 
     def dual(self) -> Tensor:
         """The y_i, shape (n,) or (n, d1), NaN where never seen."""
-        return self.where_seen(self.rule.dual)
+        return self.where_seen(self.rule.dual(self.tracker.rows))
 
-    def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Violations at given values g_i; the multipliers are the dual variables at any values."""
-        excess = values - self.limits.of(None, self.tracker.dim)
-        return self.outer.violation(excess), self.multipliers()
+    def values(self) -> Tensor:
+        """The g_i of the last step, without the extrapolation."""
+        high, _ = self.limits.of(None, self.tracker.dim)
+        return self.tracker.latest + (high - self.limits.margin)
 
-    def multipliers(self) -> Tensor:
-        """weight/n times y_i along the constraint, NaN where never seen."""
-        slope = self.where_seen(lambda v: self.outer.slope(self.rule.dual(v)))
-        return self.weight / self.tracker.num_inner * slope
+    def multipliers_at(self, values: Tensor) -> Tensor:
+        """y_i/n along the constraint, at any values."""
+        return self.outer.slope(self.rule.dual(self.tracker.rows)) * (1 / self.tracker.num_inner)
 
-    def violation(self) -> Tensor:
-        """How far each constraint was exceeded in its last step, NaN where never seen."""
-        latest = self.tracker.latest - self.limits.margin
-        return self.where_seen(lambda _: self.outer.violation(latest))
+    def capped(self, values: Tensor | None) -> Tensor:
+        return self._capped(self.tracker.rows, self.violation())
 
     def table(self) -> Tensor:
         """The c_i of the blocks seen so far, shape (seen,) or (seen, d1)."""

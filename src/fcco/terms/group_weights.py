@@ -33,20 +33,12 @@ class GroupWeights(AbstractTerm):
     the p that was known then.
 
     Args:
-        tracker: `tracker.ema_tracker(n, gamma=1.0, read="new")`: the losses of the groups in the
-            batch.
+        tracker: the losses of the groups in the batch: `ema_tracker(n, gamma=1.0, read="new")`.
         step: eta_p.
         ratio: r; p_i <= 1/(r n). 1/n leaves p free, 1 keeps it uniform.
         geometry: `"kl"` or `"euclidean"`, see `mirror_ascent`.
         scaling: `"unbiased"` as above; `"batch"` leaves the factors n/B1 out, as the released
             code of group DRO does.
-
-    Example:
-        >>> import torch, fcco
-        >>> tracker = fcco.tracker.ema_tracker(3, gamma=1.0, read="new")
-        >>> term = GroupWeights(tracker, step=1.0, ratio=0.5)
-        >>> term.weights, round(term.cap, 4)
-        (tensor([0.3333, 0.3333, 0.3333]), 0.6667)
     """
 
     weights: Tensor
@@ -69,8 +61,7 @@ class GroupWeights(AbstractTerm):
         _checks.one_of(call, "scaling", scaling, ("unbiased", "batch"))
         if tracker.dim != 1 or tracker.log_space or tracker.read != "new":
             raise ValueError(
-                f"`{call}(tracker=...)` must hold one loss per group and read the new one: "
-                "dim=1, read='new', no log space."
+                f"`{call}(tracker=...)` must hold one loss per group: dim=1, read='new', no log."
             )
         super().__init__(tracker)
         self.rate, self.ratio, self.geometry, self.scaling = step, ratio, geometry, scaling
@@ -92,6 +83,10 @@ class GroupWeights(AbstractTerm):
             step.write(self, self.weights.copy_, weights)  # type: ignore[arg-type]
         slope = weights[index] * block_factor(self.scaling, len(weights), max(index.shape[0], 1))
         return tracked.as_loss((slope * tracked.value).sum(), slope)
+
+    def group_weights(self) -> Tensor:
+        """The current p of the groups."""
+        return self.weights.clone()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""

@@ -1,31 +1,26 @@
-"""Limits of constraints: at most, at least, equal, between."""
+"""Limits of constraints: at most, at least, equal, between; and what a term with limits offers."""
 
 from __future__ import annotations
 
+import abc
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .. import _checks
 from .._state import KeepsPrecision
+from ..rules.arrays import per_row
+from ..tracker import InnerTracker, for_model
+from .base import AbstractTerm
 
 __all__ = [
-    "AtLeast",
-    "Equal",
-    "Limit",
-    "Limits",
-    "Tolerance",
-    "bounds",
-    "excess",
-    "number_and_names",
-    "side",
-    "violation",
-]
+    "AtLeast", "ConstraintTerm", "Equal", "Limit", "Limits", "Tolerance", "UnsampledTerm",
+    "excess", "side", "violation",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ Limit = float | AtLeast | Equal | tuple[float | None, float | None]
 Tolerance = float | AtLeast | Equal | Sequence[Limit] | Tensor
 
 
-def bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
+def _bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
     """Read a `Limit` as (low, high), infinite where a side is open; the others are for errors."""
     low, high = -math.inf, limit
     if isinstance(limit, AtLeast):
@@ -66,13 +61,13 @@ def bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
         high = math.inf if limit[1] is None else limit[1]
     if not (_is_number(low) and _is_number(high)):
         raise TypeError(
-            f"`{call}` must give each constraint a number (at most), `fcco.AtLeast(b)`, "
+            f"`{call}(tolerance=...)` takes numbers (at most), `fcco.AtLeast(b)`, "
             f"`fcco.Equal(b)` or (low, high), but that of `{name}` is: {limit!r}."
         )
     low, high = float(low), float(high)
     if not low <= high or (math.isinf(low) and math.isinf(high)):
         raise ValueError(
-            f"`{call}` must give a finite limit of each constraint, low <= high, but that of "
+            f"`{call}(tolerance=...)` needs a finite limit of each, low <= high, but that of "
             f"`{name}` is: {limit!r}. Leave out what has no limit."
         )
     return low, high
@@ -83,35 +78,17 @@ def _is_number(value: Any) -> bool:
     return one and not isinstance(value, bool)
 
 
-def number_and_names(call: str, constraints: int | Sequence[str]) -> tuple[int, Any]:
-    """Read `constraints=...`: a number, or a list of names."""
-    if isinstance(constraints, str):
-        raise ValueError(
-            f"`{call}(constraints=...)` must be a number or a list of names but is one string: "
-            f"{constraints!r}."
-        )
-    if isinstance(constraints, Mapping):
-        raise ValueError(
-            f"`{call}(constraints=...)` must be a number or a list of names, with the limits as "
-            "`tolerance=[...]`; a dict of limits is for `fcco.constrained`."
-        )
-    names = tuple(constraints) if isinstance(constraints, Iterable) else None
-    number: Any = constraints if names is None else len(names)
-    _checks.integer(call, "constraints", number, 1)
-    return int(number), names
-
-
 # Of values (n,) or (n, d1) and their limits high and low, which is None without lower limits.
 
 
 def violation(values: Tensor, high: Tensor, low: Tensor | None) -> Tensor:
-    """See `Limits.violation`."""
+    """How far values are outside their limits; inside, minus the way to the nearer one."""
     above = values - high
     return above if low is None else torch.maximum(above, low - values)
 
 
 def excess(values: Tensor, high: Tensor, low: Tensor | None, margin: Any) -> Tensor:
-    """See `Limits.excess`."""
+    """How far values are outside their limits, margin included: <= 0 is wanted."""
     if low is None:
         return values - high + margin
     half = (high - low) / 2
@@ -119,7 +96,7 @@ def excess(values: Tensor, high: Tensor, low: Tensor | None, margin: Any) -> Ten
 
 
 def side(values: Tensor, high: Tensor, low: Tensor | None) -> Any:
-    """See `Limits.side`."""
+    """The slope of `violation`: 1, or -1 where the lower limit is the nearer one."""
     return 1.0 if low is None else 2 * (values - high >= low - values).to(values) - 1
 
 
@@ -135,13 +112,6 @@ class Limits(KeepsPrecision):
         names: names of the blocks, for values given by name and for reports.
         call: the caller's name, for the error text.
 
-    Example:
-        >>> import torch
-        >>> limits = Limits(2, torch.zeros(()), tolerance=[0.1, (0.2, 0.3)], names=("a", "b"))
-        >>> limits.excess(torch.tensor([0.5, 0.1]))
-        tensor([0.4000, 0.1000])
-        >>> limits.named(torch.tensor([1.0, 2.0]))
-        {'a': 1.0, 'b': 2.0}
     """
 
     tolerance: Tensor  # high_i
@@ -165,61 +135,49 @@ class Limits(KeepsPrecision):
                 f"`{call}(names=...)` must be {number} different names, one per block, but is: "
                 f"{self.names}."
             )
-        if isinstance(tolerance, str) or tolerance is None:
-            raise TypeError(
-                f"`{call}(tolerance=...)` must be a number or {number} numbers but is: "
-                f"{tolerance!r}."
-            )
-        low = None
         if isinstance(tolerance, (AtLeast, Equal)):
             tolerance = [tolerance] * number
-        limit: Any = tolerance
-        if isinstance(tolerance, (list, tuple)) and len(tolerance) == number:
-            argument = f"{call}(tolerance=...)"
-            pairs = [bounds(argument, *each) for each in zip(named, tolerance, strict=True)]
-            low, limit = zip(*pairs, strict=True)
-            low = like.new_tensor(low) if max(low) > -math.inf else None
-        elif isinstance(tolerance, (list, tuple)):  # refused below
-            limit = torch.zeros(len(tolerance))
-        limit = torch.as_tensor(limit, dtype=like.dtype, device=like.device)
-        if limit.dim() > 1 or (limit.dim() == 1 and len(limit) != number):
+        high: Any = tolerance
+        low: Any = None
+        listed = isinstance(tolerance, (list, tuple))
+        if listed and not all(type(each) is float and math.isfinite(each) for each in tolerance):
+            high = [0.0] * len(tolerance)  # of another length: refused below
+            if len(tolerance) == number:
+                pairs = zip(named, tolerance, strict=True)
+                low, high = zip(*(_bounds(call, *each) for each in pairs), strict=True)
+                low = like.new_tensor(low) if max(low) > -math.inf else None
+        high = torch.as_tensor(high, dtype=like.dtype, device=like.device)
+        if high.dim() > 1 or (high.dim() == 1 and len(high) != number):
             raise ValueError(
                 f"`{call}(tolerance=...)` must be one number or {number}, one per block, but has "
-                f"shape {tuple(limit.shape)}."
+                f"shape {tuple(high.shape)}."
             )
-        if low is None and not bool(limit.isfinite().all()):
+        if low is None and not bool(high.isfinite().all()):
             raise ValueError(f"`{call}(tolerance=...)` must be finite but is: {tolerance}.")
-        if low is not None and margin != 0 and bool((low == limit).all()):
+        if low is not None and margin != 0 and bool((low == high).all()):
             raise ValueError(f"`{call}(margin=...)` has no meaning for equalities.")
         self.upper = low is None
+        self.moved = bool((high != 0).any())
+        self.plain = high.dim() == 0 and not self.moved and margin == 0
+        # Settings: a checkpoint must not replace the limits of the program that loads it.
         self.register_buffer("low", low, persistent=False)
-        self.moved = bool((limit != 0).any())
-        self.plain = limit.dim() == 0 and not self.moved and margin == 0
-        # A setting: a checkpoint must not replace the limits of the program that loads it.
-        self.register_buffer("tolerance", limit, persistent=False)
+        self.register_buffer("tolerance", high, persistent=False)
 
-    def of(self, index: Tensor | None, dim: int = 1, low: bool = False) -> Tensor:
-        """high_i or low_i of some blocks (None: all), for values of dimension `dim`."""
-        limit: Any = self.low if low else self.tolerance
-        if limit.dim() and index is not None:
-            limit = limit[index]
-        return limit if dim == 1 or limit.dim() == 0 else limit.unsqueeze(-1)
+    def of(self, index: Tensor | None, dim: int = 1) -> tuple[Tensor, Tensor | None]:
+        """high_i and low_i of some blocks (None: all), for values of dimension `dim`."""
+        high, low = self.tolerance, self.low
+        if high.dim() and index is not None:
+            high, low = high[index], None if low is None else low[index]
+        return high if dim == 1 or high.dim() == 0 else high.unsqueeze(-1), low
 
     def excess(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
-        """How far values are outside their limits, margin included: <= 0 is wanted."""
-        return values if self.plain else excess(values, *self._of(index, dim), self.margin)
+        return values if self.plain else excess(values, *self.of(index, dim), self.margin)
 
     def violation(self, values: Tensor, index: Tensor | None = None, dim: int = 1) -> Tensor:
-        """How far values are outside their limits; inside, minus the way to the nearer one."""
-        return violation(values, *self._of(index, dim))
+        return violation(values, *self.of(index, dim))
 
     def side(self, values: Tensor, index: Tensor | None = None) -> Any:
-        """The slope of `violation`: 1, or -1 where the lower limit is the nearer one."""
-        return side(values, *self._of(index, 1))
-
-    def _of(self, index: Tensor | None, dim: int) -> tuple[Tensor, Tensor | None]:
-        low = None if self.upper else self.of(index, low=True)
-        return self.of(index, dim), low
+        return side(values, *self.of(index))
 
     def written(self) -> list[Limit]:
         """The limits, one per block, as they would be written."""
@@ -235,3 +193,76 @@ class Limits(KeepsPrecision):
         if self.names is None:
             return values
         return dict(zip(self.names, values.tolist(), strict=True))
+
+
+class ConstraintTerm(AbstractTerm):
+    """A term of constraints low_i <= g_i(w) <= high_i: what reports ask of every method for them.
+
+    Args:
+        tracker: of the g_i.
+        limits: `tolerance`, `margin` and `names`, see `Limits`.
+    """
+
+    def __init__(self, tracker: InnerTracker, **limits: Any) -> None:
+        super().__init__(tracker)
+        limits.setdefault("call", type(self).__name__)
+        self.limits = Limits(tracker.num_inner, tracker.value, **limits)
+        self.names = self.limits.names
+
+    def values(self) -> Tensor:
+        """The g_i as the method knows them, of any value where never seen."""
+        return self.tracker.rows
+
+    def violation_at(self, values: Tensor) -> Tensor:
+        """How far each constraint is exceeded at given values g_i (positive: violated)."""
+        return self.limits.violation(values, dim=self.tracker.dim)
+
+    @abc.abstractmethod
+    def multipliers_at(self, values: Tensor) -> Tensor:
+        """The multiplier of each constraint at given values g_i, where it depends on them."""
+
+    def violation(self) -> Tensor:
+        """How far each constraint is exceeded (positive: violated), NaN where never seen."""
+        return self.where_seen(self.violation_at(self.values()))
+
+    def multipliers(self) -> Tensor:
+        """The multiplier of each constraint, NaN where never seen."""
+        return self.where_seen(self.multipliers_at(self.values()))
+
+    def where_seen(self, rows: Tensor) -> Tensor:
+        return torch.where(per_row(self.tracker.seen, rows), rows, torch.nan)
+
+    def capped(self, values: Tensor | None) -> Tensor:
+        """Which multipliers are the largest possible, at given values or the tracked ones."""
+        return torch.zeros_like(self.tracker.seen)
+
+    def rise(self) -> Tensor | None:
+        """By how much each multiplier grows in a step at the tracked values, where it does."""
+        return None
+
+
+class UnsampledTerm(ConstraintTerm):
+    """Base of terms that see every constraint in each call, keep none and take one-sided limits.
+
+    Args:
+        call: the method's word, for the error text.
+        model: the model, for the precision and the device.
+        number: m.
+        limits: see `ConstraintTerm`.
+        measure: measure the noise of the values, see `InnerTracker`.
+    """
+
+    def __init__(
+        self, call: str, model: nn.Module, number: int, limits: Any, measure: bool = False
+    ) -> None:
+        once: Any = {"gamma": 1.0, "correction": 0.0, "read": "new", "sampled": False}
+        super().__init__(for_model(model, number, measure=measure, **once), **limits)
+        if any(isinstance(limit, (Equal, tuple)) for limit in self.limits.written()):
+            raise ValueError(
+                f"`{call}` takes limits on one side: write (low, high) and `Equal` as two limits, "
+                "`AtLeast(low)` and high, of one value, or use the default method."
+            )
+
+    def signed(self, multipliers: Tensor) -> Tensor:
+        """Multipliers of g_i, from those of the violations: negative for lower limits."""
+        return multipliers * self.limits.side(self.tracker.rows)

@@ -2,23 +2,21 @@ r"""Constraints without settings: the method of multipliers, in units of the mea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..rules import multipliers as rules
-from ..rules.arrays import Array, Views, tensor, view, where
+from ..rules.arrays import Array, tensor, view, where
 from ..rules.multipliers import Constraints, Multipliers, Scales, Targets
 from ..tracker import InnerTracker, OpenStep, Tracked
-from .base import AbstractTerm
-from .limits import Limits, Tolerance
+from .limits import ConstraintTerm
 
 __all__ = ["MultiplierTerm"]
 
 
-class MultiplierTerm(AbstractTerm):
+class MultiplierTerm(ConstraintTerm):
     r"""Constraints low_i <= g_i <= high_i by the method of multipliers; no settings.
 
     With m constraints of which B1 are in a batch, upper limits, and :math:`x_i = u_i -
@@ -35,34 +33,25 @@ class MultiplierTerm(AbstractTerm):
     \text{margin}_i)]_+` is added, with the same factor k of x_i (or of its batch value): one
     signed multiplier serves both sides, and an equality has :math:`\nu_i + k x_i`.
 
-    The first line is a smoothed hinge whose limit is shifted by nu_i, so that no violation is left
-    when nu_i has found the multiplier. Every factor is measured: nothing changes when losses or
-    values are given in other units, and little but the margin when constraints are listed twice.
+    Every factor is measured: nothing changes when losses or values are given in other units, and
+    little but the margin when constraints are listed twice.
 
-    * :math:`\sigma_i`, the noise of a batch value of g_i, and :math:`\sigma_0`, that of g_0, both
-      from successive differences. A multiplier is a slope of g_0 against g_i: its unit is
-      sigma_0/sigma_i.
-    * :math:`W_i`, the width in which c_i rises by that unit: the noise or, while there is more to
-      repair, the largest violation in units of it, :math:`\omega = \max_i [x_i]_+/\sigma_i`, which
-      is forgotten by 1 % a step. A step of nu_i is then a share of the unit, however far w is from
-      feasible.
-    * A, how strongly constraints act together: the standard deviation of :math:`\sum_i c_i
-      (g_i(w_t;\mathcal B) - u_i)` in units of its largest :math:`c_i\sigma_i`. It is 1 for one
-      active constraint, k for the same one listed k times.
-    * :math:`\text{margin}_i = 0.06\sqrt{2\ln m}\,\sigma_i`, because the largest of m values that
-      fluctuate about their limits is above its own. Constraints that come in opposite pairs have
-      no room for it: their noise cancels in :math:`\sum_i (g_i(w_t;\mathcal B) - u_i)/\sigma_i`,
-      and the margin is multiplied by the square of that sum over the sum of squares, at most 1
-      (lower limits count with their sign). It goes at most to the middle of an interval.
+    * :math:`\sigma_i` is the noise of a batch value of g_i, :math:`\sigma_0` that of g_0, both from
+      successive differences.
+    * :math:`W_i` is the noise or, while there is more to repair, the largest violation in units of
+      it, :math:`\omega = \max_i [x_i]_+/\sigma_i`, which is forgotten by 1 % a step.
+    * A is how strongly constraints act together: the standard deviation of :math:`\sum_i c_i
+      (g_i(w_t;\mathcal B) - u_i)` in units of its largest :math:`c_i\sigma_i`.
+    * :math:`\text{margin}_i = 0.06\sqrt{2\ln m}\,\sigma_i`, times the square of :math:`\sum_i
+      (g_i(w_t;\mathcal B) - u_i)/\sigma_i` over the sum of squares, at most 1 (lower limits count
+      with their sign): opposite constraints have no room for it. At most to the middle of an
+      interval.
 
     The first 10 steps only measure. The state changes when a step ends, from all of its batches.
 
     Args:
         tracker: of scalar values, with `gamma="auto"` or `measure=True`.
-        tolerance: the limits, one or one per constraint: a number is high_i, others as in
-            `fcco.terms.coupled.Limit`.
-        margin: train for g_i <= high_i - margin, beside the margin above; likewise for low_i.
-        names: names of the constraints, for values given by name and for reports.
+        limits: `tolerance`, `margin` (beside the one above) and `names`, see `Limits`.
 
     Attributes:
         multiplier: nu_i.
@@ -70,27 +59,9 @@ class MultiplierTerm(AbstractTerm):
         margin: that of the noise of each constraint, after its last visit.
         scales: omega, A and sigma_0, see `Scales`.
 
-    Example:
-        Minimise (w - 1)^2 / 2 subject to w <= 0.3, both seen with noise: the multiplier is 0.7.
-
-        >>> import torch, fcco
-        >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        >>> tracker = fcco.tracker.InnerTracker(1, gamma="auto", correction=0.0, read="new")
-        >>> term = fcco.terms.MultiplierTerm(tracker, tolerance=0.3)
-        >>> objective = fcco.constraints.ConstrainedObjective(model, optimizer, term)
-        >>> def loss_and_value():
-        ...     w, noise = model.weight.view(1), 0.1 * torch.randn(2)
-        ...     return (w - 1 + noise[0]).square().sum() / 2, w + noise[1]
-        >>> for _ in range(1000):
-        ...     objective(loss_and_value).backward()
-        ...     optimizer.step(); optimizer.zero_grad()
-        >>> bool((model.weight - 0.3).abs() < 0.05), bool((term.multipliers() - 0.7).abs() < 0.1)
-        (True, True)
-
     References:
-        D. P. Bertsekas, Constrained optimization and Lagrange multiplier methods, 1982.
+        D. P. Bertsekas, Constrained optimization and Lagrange multiplier methods, 1982; derived in
+        docs/concepts/automatic-settings.md.
     """
 
     multiplier: Tensor
@@ -100,57 +71,36 @@ class MultiplierTerm(AbstractTerm):
     watches_objective = True
     never_negative = ("variance", "margin")
 
-    def __init__(
-        self,
-        tracker: InnerTracker,
-        *,
-        tolerance: Tolerance = 0.0,
-        margin: float = 0.0,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(tracker)
+    def __init__(self, tracker: InnerTracker, **limits: Any) -> None:
         if tracker.dim != 1:
             raise ValueError(
                 "`MultiplierTerm(tracker=...)` needs one number per constraint, but the tracker "
-                f"has `dim={tracker.dim}`. For limits on vectors use a `CoupledTerm` with an outer "
-                "function."
+                f"has `dim={tracker.dim}`. For limits on vectors use a `CoupledTerm`."
             )
         if tracker.estimate is None:
             raise ValueError(
                 "`MultiplierTerm(tracker=...)` needs a tracker that measures its noise: "
                 "`InnerTracker(..., gamma='auto')`, or `measure=True`."
             )
-        number, table = tracker.num_inner, tracker.rows
-        self.limits = Limits(number, table, tolerance, margin, names, call="MultiplierTerm")
-        self.names = self.limits.names
-        self._share, self._views = rules.largest_margin(number), Views()
+        super().__init__(tracker, **limits)
+        number, table = tracker.num_inner, tracker.value
         for name in Multipliers._fields:
-            self.register_buffer(name, torch.zeros_like(table))
+            self.register_buffer(name, table.new_zeros(number))
         self.register_buffer("scales", table.new_zeros(len(Scales._fields)))
+        self._share = rules.largest_margin(number)
 
     @property
     def views(self) -> dict[str, Any]:
         """The state and the limits as the rules see them; renewed when they move."""
         if not self._views.found:
             rows = Multipliers(view(self.multiplier), view(self.variance), view(self.margin))
-            known = {"rows": rows, "scales": view(self.scales), "targets": self._targets()}
-            self._views.found = known
+            limits = self.limits
+            limit, margin, sides = rules.targets(
+                limits.tolerance.expand(limits.number), limits.low, limits.margin
+            )
+            targets = Targets(view(limit), margin, None if sides is None else view(sides))
+            self._views.found = {"rows": rows, "scales": view(self.scales), "targets": targets}
         return self._views.found
-
-    def _targets(self) -> Targets:
-        limits = self.limits
-        limit, margin, sides = rules.targets(
-            limits.tolerance.expand(limits.number), limits.low, limits.margin
-        )
-        return Targets(view(limit), margin, None if sides is None else view(sides))
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        self._views.found = {}  # `assign=True` takes other tensors
-        super()._load_from_state_dict(*arguments)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._views.found = {}
-        return super()._apply(fn, recurse)
 
     def _of(self, at: Any) -> tuple[Multipliers, Targets]:
         """The state and the limits of some constraints."""
@@ -215,36 +165,19 @@ class MultiplierTerm(AbstractTerm):
             part[at] = new
         tables["scales"][:] = scales
 
-    def excess(self, values: Tensor | None = None) -> Tensor:
-        """How far u_i, or given values, are outside their limits, margin included."""
-        outside = self.limits.violation(self.tracker.rows if values is None else values)
-        return outside + (self.margin + self.limits.margin)
-
-    def width(self) -> Tensor:
-        """W_i: a violation of this size adds sigma_0/(4 A sigma_i) sqrt(m/B1) to c_i."""
-        return self.variance.sqrt() * self.scales[0].clip(1)
-
     def rise(self) -> Tensor:
         """By how much each nu_i grows in a step at the tracked values."""
         scales, variance = Scales(*self.scales.unbind()), self.variance
         often = scales.sampling.clip(1)  # a constraint comes every so many steps
         rate = (rules.INTEGRAL * often).clip(max=rules.FASTEST) / often * scales.unit()
-        return torch.where(variance > 0, self.excess().clip(0) * rate / variance, 0.0)
+        excess = self.violation_at(self.tracker.rows) + (self.margin + self.limits.margin)
+        return torch.where(variance > 0, excess.clip(0) * rate / variance, 0.0)
 
     def value(self) -> Tensor:
         """The constraints' part of the Lagrangian: the sum of c_i (u_i - high_i), or low_i."""
         slope, part = (tensor(a) for a in self._slopes(slice(None), self.tracker.views["u"]))
         return torch.where(self.tracker.seen, slope * part, 0).sum()
 
-    def violation(self) -> Tensor:
-        """How far each constraint is exceeded (positive: violated), NaN where never seen."""
-        return torch.where(self.tracker.seen, self.at(self.tracker.rows)[0], torch.nan)
-
-    def multipliers(self) -> Tensor:
-        """The c_i at the tracked values, NaN where never seen."""
-        return torch.where(self.tracker.seen, self.at(self.tracker.rows)[1], torch.nan)
-
-    def at(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Violations and multipliers c_i of all constraints at given values g_i."""
-        slope, _ = self._slopes(slice(None), view(values.detach()))
-        return self.limits.violation(values), tensor(slope)
+    def multipliers_at(self, values: Tensor) -> Tensor:
+        """The c_i at given values g_i."""
+        return tensor(self._slopes(slice(None), view(values.detach()))[0])

@@ -36,18 +36,6 @@ class NestedTerm(AbstractTerm):
         tracker: the tracker of g_i.
         mean: the tracker of the mean, with one block of dimension d2.
 
-    Example:
-        >>> import torch, fcco
-        >>> from fcco.outer import SquaredHinge
-        >>> from fcco.terms import NestedTerm
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> tracker, mean = fcco.tracker.ema_tracker(4), fcco.tracker.ema_tracker(1)
-        >>> term = NestedTerm(SquaredHinge(2.0), lambda u, _: u.exp().mean().view(1), tracker, mean)
-        >>> objective = fcco.Compositional(model, optimizer, term)
-        >>> x, block = torch.ones(4, 2), torch.tensor([0, 0, 1, 2])
-        >>> objective(lambda: model(x).squeeze(1), block).backward()
-
     References:
         D. Zhu et al., When AUC meets DRO: optimizing partial AUC for deep learning with non-convex
         convergence guarantee, 2022 (SOTA-s). D. Zhu et al., Provable multi-instance deep AUC
@@ -66,11 +54,6 @@ class NestedTerm(AbstractTerm):
             raise ValueError(
                 "`NestedTerm(mean=...)` must be a tracker of one block without correction: "
                 "`ema_tracker(1, ...)`."
-            )
-        if outer.dim not in (None, mean.dim):
-            raise ValueError(
-                f"{outer!r} acts on values of dimension {outer.dim} but `NestedTerm(mean=...)` has "
-                f"`dim={mean.dim}`."
             )
         self.outer, self.middle, self.mean = outer, middle, mean
 
