@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 import fcco
-from fcco.integrations._pairs import PairMemory
-from fcco.integrations.open_clip import GlobalClipLoss
+from fcco.integrations.open_clip import GlobalClipLoss, PairMemory
 
 PAIRS = 11
 

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from .. import _checks
 from .._watch import warn
 from ..tracker import for_model
-from ._pairs import PairMemory, pair_numbers
+from .open_clip import PairMemory, pair_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -31,11 +31,6 @@ def number_pairs(dataset: Dataset, column: str = "label") -> Dataset:
 
     After the last filter and split, since `num_pairs` is their number then. `column` is one of the
     names that the Trainer takes for labels: `label`, `labels`, `score`, `scores`.
-
-    Example:
-        >>> from datasets import Dataset
-        >>> number_pairs(Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "y"]}))["label"]
-        Column([0, 1])
     """
     from datasets import Dataset  # sentence-transformers does without, except for its Trainer
 
@@ -97,17 +92,6 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         name: of the file in checkpoints; give each loss of a Trainer its own.
 
     Columns after the second are hard negatives: those of all pairs are negatives of every anchor.
-
-    Example:
-        >>> import torch
-        >>> from sentence_transformers import SentenceTransformer
-        >>> from sentence_transformers.sentence_transformer.modules import BoW, Dense
-        >>> words = BoW(["red", "green", "blue", "apple", "leaf", "sky"])
-        >>> model = SentenceTransformer(modules=[words, Dense(6, 4)], device="cpu")
-        >>> loss = GlobalContrastiveLoss(model, num_pairs=3, in_trainer=False)
-        >>> columns = [["red", "green", "blue"], ["apple", "leaf", "sky"]]
-        >>> value = loss([model.preprocess(texts) for texts in columns], torch.arange(3))
-        >>> value.backward()
 
     References:
         Z. Yuan et al., Provable stochastic optimization for global contrastive learning: small
@@ -247,14 +231,3 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
     def get_config_dict(self) -> dict[str, Any]:
         names = ("num_pairs", "gamma", "symmetric", "stored_pairs", "negatives")
         return {"temperature": self.temperature} | {k: getattr(self.memory, k) for k in names}
-
-    @property
-    def citation(self) -> str:
-        return """
-@inproceedings{yuan2022provable,
-    title={Provable Stochastic Optimization for Global Contrastive Learning: Small Batch Does Not Harm Performance},
-    author={Zhuoning Yuan and Yuexin Wu and Zi-Hao Qiu and Xianzhi Du and Lijun Zhang and Denny Zhou and Tianbao Yang},
-    booktitle={International Conference on Machine Learning},
-    year={2022}
-}
-"""  # noqa: E501
