@@ -118,9 +118,7 @@ class ResumableLoader:
 class TrainingState:
     """An objective and samplers by name, which are saved and loaded together."""
 
-    def __init__(
-        self, objective: nn.Module, samplers: Mapping[str, ResumableSampler[Any]]
-    ) -> None:
+    def __init__(self, objective: nn.Module, samplers: Mapping[str, ResumableSampler[Any]]) -> None:
         self.objective, self.samplers = objective, samplers
 
     def state_dict(self) -> dict[str, Any]:

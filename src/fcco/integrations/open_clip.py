@@ -36,7 +36,7 @@ class PairMemory(KeepsPrecision):
     .. math::
         \hat G_i = rac{K}{N_i}\sum_{j} e^{s_{ij} - s_{ii}}, \qquad
         G_i \leftarrow (1-\gamma)\,G_i + \gamma\,\hat G_i, \qquad
-        	ext{loss}_i = \log(1 + G_i).
+                ext{loss}_i = \log(1 + G_i).
 
     Anchor i has the weights :math:`p_{ij} = rac{K}{N_i} e^{s_{ij} - s_{ii}} / (1 + G_i)` of
     documents j in the gradient, and document j the weights :math:`p_{ij}` of anchors i, for which
@@ -166,7 +166,9 @@ class PairMemory(KeepsPrecision):
             new, sums = self._tracked(fresh, own)
             # A pair that the batch holds several times has the mean of its G, in any order.
             pairs, place, times = numbers.unique(return_inverse=True, return_counts=True)
-            logs = segment(of_all_ranks(new), place, len(pairs), log=True) - times.to(rows).log().unsqueeze(1)
+            logs = segment(of_all_ranks(new), place, len(pairs), log=True) - times.to(
+                rows
+            ).log().unsqueeze(1)
             self.value.index_copy_(0, pairs, logs.to(self.value))
         # log(1 + G); beyond 60 the 1 has no digit left, beyond 20, the default, it has.
         logs = softplus(sums, threshold=60)
@@ -215,12 +217,6 @@ class PairMemory(KeepsPrecision):
             self.features = before
             raise
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_pairs}, gamma={self.gamma}, symmetric={self.symmetric}, "
-            f"stored_pairs={self.stored_pairs}, negatives={self.negatives}"
-        )
-
 
 def pair_numbers(index: Any, num_pairs: int, where: str, remedy: str) -> Tensor:
     """Check the numbers of the pairs of a batch, which the user calls `where`.
@@ -240,11 +236,13 @@ def pair_numbers(index: Any, num_pairs: int, where: str, remedy: str) -> Tensor:
     elif not integers:
         wrong = f"must be a vector of integers, but has shape {tuple(given.shape)} and dtype {kind}"
     elif outside:
-        wrong = f"must lie in [0, {num_pairs - 1}] (num_pairs={num_pairs}) but contains: {outside[0]}"
+        wrong = (
+            f"must lie in [0, {num_pairs - 1}] (num_pairs={num_pairs}) but contains: {outside[0]}"
+        )
     elif rows > 2 and len(distinct) <= rows / 2:
         wrong = (
-            f"has only {len(distinct)} different numbers in a batch of {rows}: these are classes or "
-            "groups, not the numbers of pairs"
+            f"has only {len(distinct)} different numbers in a batch of {rows}: these are classes "
+            "or groups, not the numbers of pairs"
         )
     else:
         return given.long()
@@ -278,8 +276,6 @@ class GlobalClipLoss(nn.Module):
             fine-tuning, where features change slowly.
         negatives: K < n - 1 negatives stand for all: both sums are multiplied by K / (n - 1), as
             in a batch of K + 1 pairs. None is n - 1.
-        local_loss: as in `ClipLoss`; only True, and so is `gather_with_grad`.
-        rank: as in `ClipLoss`, as is `world_size`; found in `torch.distributed`, checked if given.
 
     References:
         A. Radford et al., Learning transferable visual models from natural language supervision,
@@ -293,20 +289,9 @@ class GlobalClipLoss(nn.Module):
         gamma: float = 0.8,
         stored_pairs: int = 0,
         negatives: int | None = None,
-        *,
-        local_loss: bool = True,
-        gather_with_grad: bool = True,
-        rank: int | None = None,
-        world_size: int | None = None,
     ) -> None:
         super().__init__()
-        if not (local_loss and gather_with_grad):
-            raise ValueError(
-                "`GlobalClipLoss(local_loss=..., gather_with_grad=...)` must both be True: else "
-                "the sums of a pair would be updated by every rank."
-            )
         self.memory = PairMemory("GlobalClipLoss", num_pairs, gamma, True, stored_pairs, negatives)
-        self.rank, self.world_size = rank, world_size
 
     def forward(
         self,
@@ -318,10 +303,10 @@ class GlobalClipLoss(nn.Module):
         *,
         index: Any = None,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of a batch.
+        """The loss of a batch, of features of unit length.
 
         Args:
-            image_features: of unit length, (B, d).
+            image_features: (B, d).
             text_features: of the same pairs, (B, d).
             logit_scale: c, with gradient if it is learned.
             logit_bias: has no effect, as in `ClipLoss`: it is the same for all pairs.
@@ -331,13 +316,6 @@ class GlobalClipLoss(nn.Module):
         """
         numbers = None
         if self.training and torch.is_grad_enabled():
-            group = find_group()
-            here = (0, 1) if group is None else (group.rank, group.size)
-            if self.rank not in (None, here[0]) or self.world_size not in (None, here[1]):
-                raise ValueError(
-                    f"`GlobalClipLoss(rank={self.rank}, world_size={self.world_size})`: in this "
-                    f"process `torch.distributed` has rank {here[0]} of {here[1]}."
-                )
             where = "`GlobalClipLoss(...)(index=...)`"
             numbers = pair_numbers(index, self.memory.num_pairs, where, _REMEDY)
         loss = self.memory((image_features, text_features), logit_scale, numbers)

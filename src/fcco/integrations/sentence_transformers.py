@@ -67,14 +67,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         G_i \leftarrow (1-\gamma)\,G_i
         + \gamma\,\frac{K}{N}\sum_{j} e^{(s_{ij} - s_{ii})/\tau}.
 
-    The gradient has the weights of this softmax, for anchors against stored positives and for
-    positives against stored anchors. The value of the loss does not depend on the batch size.
-
     The loss is also a callback of the Trainer and must be among its `callbacks`: it saves the
-    memory in every checkpoint and loads it when training is resumed. Each micro-batch of gradient
-    accumulation is a batch of its own; evaluation changes nothing and needs no label. On several
-    ranks the negatives are those of all ranks. Losses that call another one with parts of the
-    embeddings (`MatryoshkaLoss`) cannot wrap this one: the sums of a pair would be mixed.
+    memory in every checkpoint and loads it when training is resumed.
 
     Args:
         model: the model.
@@ -184,9 +178,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             return
         if key not in notes:
             raise ValueError(
-                f"The checkpoint of step {state.global_step} has no memory of a "
-                f"`GlobalContrastiveLoss` named {self.name!r}, which was not among the callbacks "
-                "when it was saved."
+                f"The checkpoint of step {state.global_step} has no memory of {self.name!r}: this "
+                "loss was not among the callbacks when it was saved."
             )
         wanted = (notes[key]["run"], state.global_step)
         for parent in (args.output_dir, notes[key]["folder"]):
@@ -195,10 +188,9 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
                 self.load_checkpoint(folder)
         if self._loaded != wanted:
             raise FileNotFoundError(
-                f"{self.name}.pt of step {state.global_step} of this run was found neither in "
-                f"{args.output_dir} nor in {notes[key]['folder']}: call "
-                "`loss.load_checkpoint(folder)` with the folder that you resume from, before "
-                "`trainer.train(...)`."
+                f"{self.name}.pt of step {state.global_step} of this run is neither in "
+                f"{args.output_dir} nor in {notes[key]['folder']}: before `trainer.train(...)`, "
+                "call `loss.load_checkpoint(folder)` with the folder that you resume from."
             )
         self._run = wanted[0]
 
@@ -226,8 +218,11 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         self.memory.load_state_dict(saved["memory"])
         self._loaded = saved["origin"]
 
-    # The model card.
-
     def get_config_dict(self) -> dict[str, Any]:
-        names = ("num_pairs", "gamma", "symmetric", "stored_pairs", "negatives")
-        return {"temperature": self.temperature} | {k: getattr(self.memory, k) for k in names}
+        """For the model card."""
+        memory = self.memory
+        return {
+            "temperature": self.temperature, "num_pairs": memory.num_pairs, "gamma": memory.gamma,
+            "symmetric": memory.symmetric, "stored_pairs": memory.stored_pairs,
+            "negatives": memory.negatives,
+        }  # fmt: skip

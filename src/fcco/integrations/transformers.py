@@ -62,13 +62,10 @@ class RobustTrainer(Trainer):
     are; `group_names` has them in this order. The column reaches neither the data collator nor the
     model.
 
-    All that Trainer does around the loss stays: optimizers, schedulers, accumulation, mixed
-    precision, DDP, checkpoints. A checkpoint also holds the objective, and
-    `train(resume_from_checkpoint=...)` continues exactly. Each entry of the log with a training
-    loss gets the figures that `log_values` takes from `report()`. In evaluation the loss is the
-    mean over the examples.
-
-    With another Trainer: `class RobustSeq2SeqTrainer(RobustTrainer, Seq2SeqTrainer): pass`.
+    A checkpoint also holds the objective, and `train(resume_from_checkpoint=...)` continues
+    exactly. Each entry of the log with a training loss gets the figures that `log_values` takes
+    from `report()`. In evaluation the loss is the mean over the examples. With another
+    Trainer: `class RobustSeq2SeqTrainer(RobustTrainer, Seq2SeqTrainer): pass`.
 
     Args:
         args: arguments of the Trainer, also by name in `kwargs`.
@@ -126,13 +123,16 @@ class RobustTrainer(Trainer):
         self._place = f"`RobustTrainer(groups={groups!r})`"
         self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
         self._refuse_settings(groups_per_batch)
-        self._names = [_names(value) for value in _column(self._place, self.train_dataset, groups)]
-        members, self.group_names = read_names(self._place, self._names)
-        self._ids = members.group.numpy()
-        self._alone = [row for row, names in enumerate(self._names) if not names]
+        names = [_names(value) for value in _column(self._place, self.train_dataset, groups)]
+        self.group_names = read_names(self._place, names)[1]
+        numbers = {name: number for number, name in enumerate(self.group_names)}
+        self._groups = [sorted(numbers[name] for name in own) for own in names]  # of each example
+        self._alone = [row for row, own in enumerate(self._groups) if not own]
         # The example of each membership in a group, and after them examples without a group.
-        self._rows = np.array([*members.sample.tolist(), *self._alone])
-        self._overlap = len(self._rows) > len(self._names)
+        self._rows = np.array([row for row, own in enumerate(self._groups) for _ in own]
+                              + self._alone)  # fmt: skip
+        self._ids = np.array([number for own in self._groups for number in own])
+        self._overlap = len(self._rows) > len(self._groups)
         if loss_on == "ungrouped" and (sampler is None or not self._alone):
             why = "a batch of the Trainer may hold none: use `sampler='groups'`"
             if sampler is not None:
@@ -145,7 +145,6 @@ class RobustTrainer(Trainer):
             self._parts = self._samplers(groups_per_batch, ungrouped_share)
         inputs = {"label", "label_ids", *self.label_names}  # may be the groups, too
         hidden = {groups, *self._columns, DRAWN_FOR} - inputs
-        numbers = {name: number for number, name in enumerate(self.group_names)}
         self.data_collator = _Collator(self.data_collator, groups, numbers, self._columns, hidden)
 
     @property
@@ -169,18 +168,14 @@ class RobustTrainer(Trainer):
             "groups_per_batch": not ours and groups_per_batch is not None,
             "fsdp": self.is_fsdp_enabled,
             "deepspeed": self.is_deepspeed_enabled,
+            "nn.DataParallel": args.n_gpu > 1,
         }
         for name in (name for name, given in ignored.items() if given):
             raise ValueError(
                 f"`RobustTrainer` does not follow `{name}`; leave it out. (The loss is that of "
                 "`losses=`; batches are those of `sampler='groups'` or, with `sampler=None`, of "
-                "the Trainer; FSDP2 needs a loop of your own.)"
-            )
-        if args.n_gpu > 1:
-            raise ValueError(
-                f"`RobustTrainer`: one process with {args.n_gpu} GPUs makes the Trainer use "
-                "nn.DataParallel, whose copies of the model the objective cannot follow. Launch "
-                "one process per GPU (`torchrun`), or show one GPU only (CUDA_VISIBLE_DEVICES=0)."
+                "the Trainer; several GPUs need a process each, `torchrun`, and FSDP2 a loop of "
+                "your own.)"
             )
 
     # The objective.
@@ -332,10 +327,7 @@ class RobustTrainer(Trainer):
             return loader
         data = loader.dataset
         if self._overlap:  # an example for each of its groups, and those without one
-            numbers = {name: number for number, name in enumerate(self.group_names)}
-            # In the order of `self._ids`.
-            lists = [sorted(numbers[name] for name in names) for names in self._names]
-            members = GroupMemberships(data, lists, key=DRAWN_FOR)
+            members = GroupMemberships(data, self._groups, key=DRAWN_FOR)
             data = ConcatDataset([members, Subset(data, self._alone)])
         kept = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "prefetch_factor",
                 "multiprocessing_context", "persistent_workers")  # fmt: skip
@@ -357,7 +349,7 @@ class RobustTrainer(Trainer):
             )
         make = functools.partial(  # the whole batch: `_Batches` divides it
             GroupBatchSampler, batches_per_epoch=math.ceil(alone / ungrouped) if alone else None,
-            seed=self._seed, rank=0, world_size=1,
+            seed=self.batch_seed, rank=0, world_size=1,
         )  # fmt: skip
         items = np.arange(len(self._rows)) if self._overlap else self._rows
         parts = [(items[:own], make(self._ids, groups_per_batch, batch_size=size - ungrouped))]
@@ -366,7 +358,8 @@ class RobustTrainer(Trainer):
         return parts
 
     @property
-    def _seed(self) -> int:
+    def batch_seed(self) -> int:
+        """The seed of the batches."""
         return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
     # Checkpoints.
@@ -399,9 +392,9 @@ class RobustTrainer(Trainer):
         column = repr(self.group_names).encode() + self._rows.tobytes() + self._ids.tobytes()
         same = {
             "sampler": self._sampler,
-            "seed": self._seed,
+            "seed": self.batch_seed,
             "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
-            "examples": len(self._names),
+            "examples": len(self._groups),
             "examples in a batch": self._batch_size,
             f"checksum of the column {self._column!r}": zlib.crc32(column),
         }
@@ -445,7 +438,7 @@ class RobustTrainer(Trainer):
         report: Any = objective.report(**options)
         if objective.term.names is not None:
             return report
-        names = dict(zip([row.name for row in report.rows], self.group_names, strict=True))
+        names = self.group_names  # by the number of a row
         rows = tuple(dataclasses.replace(row, name=names[row.name]) for row in report.rows)
         return dataclasses.replace(report, rows=rows, worst=names[report.worst])
 
@@ -516,7 +509,9 @@ def _column(place: str, dataset: Any, name: str) -> Iterable[Any]:
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         there = list(first) if isinstance(first, Mapping) else type(first).__name__
-        raise ValueError(f"{place}: an example of `train_dataset` has no such column, but: {there}.")
+        raise ValueError(
+            f"{place}: an example of `train_dataset` has no such column, but: {there}."
+        )
     if is_datasets_available():
         import datasets
 
@@ -574,9 +569,9 @@ class _Batches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         args, epoch = self._trainer.args, int(self._trainer.state.epoch or 0)
-        seed = args.seed if args.data_seed is None else args.data_seed
         for number, (_, sampler) in enumerate(self._parts):
-            sampler.load_state_dict({"seed": seed + number, "epoch": epoch, "consumed": 0})
+            start = {"seed": self._trainer.batch_seed + number, "epoch": epoch, "consumed": 0}
+            sampler.load_state_dict(start)
         for drawn in zip(*(sampler for _, sampler in self._parts), strict=True):
             batch = [items[part] for (items, _), part in zip(self._parts, drawn, strict=True)]
             # Every so many-th: each process gets both kinds of examples, and equally many.
