@@ -97,7 +97,7 @@ class ResumableLoader:
     def state_dict(self) -> dict[str, Any]:
         return self.batches.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.batches.load_state_dict(state)
 
     @property

@@ -34,11 +34,11 @@ class PairMemory(KeepsPrecision):
     the batch and among pairs stored from earlier ones,
 
     .. math::
-        \hat G_i = rac{K}{N_i}\sum_{j} e^{s_{ij} - s_{ii}}, \qquad
+        \hat G_i = \frac{K}{N_i}\sum_{j} e^{s_{ij} - s_{ii}}, \qquad
         G_i \leftarrow (1-\gamma)\,G_i + \gamma\,\hat G_i, \qquad
-                ext{loss}_i = \log(1 + G_i).
+        \text{loss}_i = \log(1 + G_i).
 
-    Anchor i has the weights :math:`p_{ij} = rac{K}{N_i} e^{s_{ij} - s_{ii}} / (1 + G_i)` of
+    Anchor i has the weights :math:`p_{ij} = \frac{K}{N_i} e^{s_{ij} - s_{ii}} / (1 + G_i)` of
     documents j in the gradient, and document j the weights :math:`p_{ij}` of anchors i, for which
     each stored pair keeps the logarithm of its :math:`e^{s_{ii}}(1 + G_i)`. Without stored pairs
     all is unbiased but for the average.
@@ -126,9 +126,10 @@ class PairMemory(KeepsPrecision):
         def of_all_ranks(rows: Tensor) -> Tensor:
             return rows if group is None else gather_rows(rows, group, counts)
 
-        numbers = of_all_ranks(own.unsqueeze(1)).squeeze(1)
-        rows = of_all_ranks(columns.transpose(0, 1).flatten(1))
-        every = rows.view(len(rows), len(columns), -1).transpose(0, 1)
+        numbers, every = of_all_ranks(own.unsqueeze(1)).squeeze(1), columns
+        if group is not None:
+            rows = of_all_ranks(columns.transpose(0, 1).flatten(1))
+            every = rows.view(len(rows), len(columns), -1).transpose(0, 1)
         stored = self.stored_pairs > 0 and index is not None
         if stored and self.features.shape[::2] != every.shape[::2]:
             self.features = self.features.new_zeros((len(every), self.stored_pairs, every.shape[2]))
@@ -166,9 +167,8 @@ class PairMemory(KeepsPrecision):
             new, sums = self._tracked(fresh, own)
             # A pair that the batch holds several times has the mean of its G, in any order.
             pairs, place, times = numbers.unique(return_inverse=True, return_counts=True)
-            logs = segment(of_all_ranks(new), place, len(pairs), log=True) - times.to(
-                rows
-            ).log().unsqueeze(1)
+            logs = segment(of_all_ranks(new), place, len(pairs), log=True)
+            logs -= times.to(logs).log().unsqueeze(1)
             self.value.index_copy_(0, pairs, logs.to(self.value))
         # log(1 + G); beyond 60 the 1 has no digit left, beyond 20, the default, it has.
         logs = softplus(sums, threshold=60)
