@@ -71,7 +71,7 @@ MAY_USE = {
     "methods": CALLS | {"group_dro", "constraints", "_derivatives"},
     "continual": {"_checks", "_files"} | RANKS,
     "fleet": CALLS | {"group_dro", "constraints", "methods"},
-    "integrations": CALLS | OBJECTIVES,
+    "integrations": CALLS | OBJECTIVES | {"index"},
 }
 
 

@@ -98,6 +98,9 @@ class _ObjectiveKeeper(Callback):
     """
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self.objective: Any = None  # from the start of the fit on
         self._loaded: Any = None  # the state in a checkpoint
         self._batches = self._reported_step = 0
@@ -113,9 +116,7 @@ class _ObjectiveKeeper(Callback):
         elif stage == "fit":
             if self.objective is not None:
                 self.objective.detach_hooks()  # a fit has new optimizers
-            self.objective = self._loaded = None
-            self._batches = self._reported_step = 0
-            self._epochs, self._differentiated = [], False
+            self._begin()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         objective = pl_module.configure_objective(pl_module.optimizers(use_pl_optimizer=False))
