@@ -282,7 +282,7 @@ def test_a_forgotten_callback_is_refused():
 def test_the_model_card_has_the_settings(tmp_path):
     trainer(tmp_path).create_model_card()
     text = (tmp_path / "README.md").read_text()
-    assert "GlobalContrastiveLoss" in text and '"gamma": 0.5' in text and "yuan2022" in text
+    assert "GlobalContrastiveLoss" in text and '"gamma": 0.5' in text
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -245,7 +245,7 @@ def test_best_model_and_few_checkpoints(tmp_path):
 def test_resume_speaks_up(tmp_path):
     first = robust(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     first.train()
-    with pytest.raises(ValueError, match=r"per_group was 4, is 2"):
+    with pytest.raises(ValueError, match=r"per_group was \[4\], is \[2\]"):
         robust(tmp_path, groups_per_batch=4).train(resume_from_checkpoint=True)
     with pytest.raises(ValueError, match=r"gradient_accumulation_steps was 1, is 2"):
         robust(tmp_path, gradient_accumulation_steps=2).train(resume_from_checkpoint=True)
@@ -372,7 +372,7 @@ def test_batches_hold_what_they_should(tmp_path, make):
     rows = {tuple(each["input_ids"]): group_of(each) for each in examples()}
     for batch in batches:
         assert set(batch) == {"input_ids", "labels", "group_index"}
-        group = batch["group_index"].tolist()
+        group = [each for (each,) in batch["group_index"]]
         assert sorted(group) == [0, 0, 1, 1, 2, 2, 3, 3]
         assert group == [rows[tuple(each)] for each in batch["input_ids"].tolist()]
 
@@ -393,7 +393,7 @@ def test_labels_may_be_the_groups(tmp_path):
 
     trainer = robust(tmp_path, groups="labels", objective=of_labels, max_steps=2)
     for batch in batches_of(trainer):
-        assert batch["labels"].tolist() == batch["group_index"].tolist()
+        assert batch["labels"].tolist() == [each for (each,) in batch["group_index"]]
     trainer.train()
 
 
@@ -632,16 +632,10 @@ def with_first(**values: Any) -> list[dict[str, Any]]:
         ({"train_dataset": None}, TypeError, "NoneType"),
         ({"train_dataset": mixed()}, ValueError, "needs the group of each"),
         ({"loss_on": "ungrouped"}, ValueError, "none has None"),
-        ({"groups_per_batch": 3}, ValueError, "divide 8"),
         ({"sampler": None}, ValueError, "groups_per_batch"),
-        (
-            {"groups_per_batch": None, "per_device_train_batch_size": 7}, ValueError, "over one",
-        ),
         ({"train_dataset": with_first(user=["ann", "ann"])}, ValueError, "once"),
-        ({"train_dataset": with_first(user=["ann"])}, ValueError, "list of"),
-        ({"train_dataset": with_first(user=["ann", None])}, ValueError, "list of"),
         ({"train_dataset": [dict(e, labels=-100) for e in examples()]}, ValueError, "NaN"),
-        ({"groups_per_batch": 5}, ValueError, "at most 4"),
+        ({"groups_per_batch": 5}, ValueError, "groups, 4,"),
         ({"objective": "dro"}, TypeError, "function"),
         ({"objective": lambda m, o: nn.Linear(1, 1)}, TypeError, "Linear"),
         ({"objective": lambda m, o: fcco.CVaRGroupDRO(m, o, 9, 0.5)}, ValueError, "it has 9"),

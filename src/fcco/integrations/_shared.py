@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..previous.swap import any_sharded
 from ..report import ConstraintReport, GroupReport
 
 __all__ = [
-    "check_ranks", "load_objective", "log_values", "report_of", "sampler_of", "start_epoch",
+    "ResumableLoader", "TrainingState", "check_ranks", "log_values", "report_of", "sampler_of",
     "stepped_by",
 ]  # fmt: skip
 
@@ -33,14 +33,12 @@ def sampler_of(loader: Any) -> ResumableSampler[Any] | None:
         return None
     if isinstance(loader.batch_sampler, ResumableSampler):
         return loader.batch_sampler
-    if not isinstance(loader.sampler, ResumableSampler):
-        return None
-    if loader.batch_size is not None:
+    if isinstance(loader.sampler, ResumableSampler):
         raise ValueError(
             f"`DataLoader(sampler=...)` is a {type(loader.sampler).__name__}, which draws whole "
             "batches: give it as `DataLoader(batch_sampler=...)`."
         )
-    return loader.sampler
+    return None
 
 
 def check_ranks(sampler: ResumableSampler[Any], rank: int, world_size: int, remedy: str) -> None:
@@ -55,10 +53,97 @@ def check_ranks(sampler: ResumableSampler[Any], rank: int, world_size: int, reme
         )
 
 
-def start_epoch(sampler: ResumableSampler[Any]) -> None:
-    """Leave the rest of an epoch that was cut short."""
-    if sampler.consumed:
-        sampler.set_epoch(sampler.epoch + 1)
+class ResumableLoader:
+    """A loader whose sampler counts the batches that the loop has had, and goes on after them.
+
+    Args:
+        loader: a `DataLoader` with a sampler of `fcco.groups` as its `batch_sampler`; with workers,
+            too.
+
+    Attributes:
+        batches: the sampler.
+        closed: whether there is nothing to read, because the epoch has ended.
+    """
+
+    closed = False
+
+    def __init__(self, loader: Any) -> None:
+        sampler = sampler_of(loader)
+        if sampler is None:
+            raise TypeError(
+                "`ResumableLoader(loader=...)` must be a DataLoader with a sampler of `fcco.groups`"
+                f", which knows its position, but is: {type(loader).__name__}."
+            )
+        self.loader, self.batches, self.dataset = loader, sampler, loader.dataset
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The rest of the sampler's epoch. Nothing is read before the first batch is asked for."""
+        if self.closed:
+            return
+        for batch in self.batches.consume(self.loader):
+            position = self.batches.state_dict()
+            yield batch
+            if self.batches.state_dict() != position:
+                raise RuntimeError(
+                    "The position of the sampler has changed inside a loop over its loader, by "
+                    "`load_state` perhaps: leave the loop first, and begin a new one."
+                )
+
+    # What Lightning looks for: a loader that can be resumed, and somebody to tell the epoch.
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.batches.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches.load_state_dict(state)
+
+    @property
+    def sampler(self) -> ResumableLoader:
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin with this epoch. Later the sampler counts by itself: Lightning may count more."""
+        if self.batches.epoch == self.batches.consumed == 0:
+            self.batches.set_epoch(epoch)
+
+    def leave_epoch(self) -> None:
+        """Leave the rest of an epoch that was cut short."""
+        if self.batches.consumed:
+            self.batches.set_epoch(self.batches.epoch + 1)
+
+
+class TrainingState:
+    """An objective and samplers by name, which are saved and loaded together."""
+
+    def __init__(self, objective: nn.Module, samplers: Mapping[str, ResumableSampler[Any]]) -> None:
+        self.objective, self.samplers = objective, samplers
+
+    def state_dict(self) -> dict[str, Any]:
+        samplers = {name: each.state_dict() for name, each in self.samplers.items()}
+        return {"objective": self.objective.state_dict(), "samplers": samplers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore both from the one file that all ranks read.
+
+        With sharded parameters (FSDP2) it has w_{t-1} of the first rank only, which is dropped.
+        """
+        positions, objective = state["samplers"], self.objective
+        if set(positions) != set(self.samplers):
+            raise ValueError(
+                f"The checkpoint has the positions of other samplers, {sorted(positions)}, than "
+                f"this run, {sorted(self.samplers)}: data would be read again or left out."
+            )
+        objective.load_state_dict(state["objective"])
+        previous: Any = objective.previous
+        if previous is not None and any_sharded(
+            parameter for each in previous.optimizers for parameter in parameters_of(each)
+        ):
+            previous.forget()
+        for name, sampler in self.samplers.items():
+            sampler.load_state_dict(positions[name])
 
 
 def stepped_by(outer: MethodOptimizer, objects: Sequence[Any]) -> list[int]:
@@ -69,19 +154,6 @@ def stepped_by(outer: MethodOptimizer, objects: Sequence[Any]) -> list[int]:
         for k, each in enumerate(objects)
         if isinstance(each, torch.optim.Optimizer) and id(unwrap(each)) in inner
     ]
-
-
-def load_objective(objective: Any, state: dict[str, Any]) -> None:
-    """Restore an objective from the one file that all ranks read.
-
-    With sharded parameters (FSDP2) it has w_{t-1} of the first rank only, which is then dropped.
-    """
-    objective.load_state_dict(state)
-    previous = objective.previous
-    if previous is not None and any_sharded(
-        parameter for each in previous.optimizers for parameter in parameters_of(each)
-    ):
-        previous.forget()
 
 
 def report_of(objective: nn.Module) -> GroupReport | ConstraintReport | None:
@@ -103,17 +175,6 @@ def log_values(report: GroupReport | ConstraintReport) -> dict[str, float]:
     The error is the standard error of the estimate. With ten groups or constraints at most also
     `group_loss/NAME`, or `violation/NAME` and `multiplier/NAME`, of each. What is not known yet is
     left out.
-
-    Example:
-        >>> import torch, fcco
-        >>> from fcco.integrations.accelerate import log_values
-        >>> model = torch.nn.Linear(2, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=2, ratio=0.5)
-        >>> dro(lambda: 0 * model(torch.ones(2, 2)).squeeze(1) + 1.0, [0, 1]).backward()
-        >>> optimizer.step()
-        >>> log_values(dro.report())["worst_group_loss"]
-        1.0
     """
     worst = next(row for row in report.rows if row.name == report.worst)
     few = report.rows if len(report.rows) <= _MOST_ROWS else ()

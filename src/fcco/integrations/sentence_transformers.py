@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from .. import _checks
 from .._watch import warn
 from ..tracker import for_model
-from ._pairs import PairMemory, pair_numbers
+from .open_clip import PairMemory, pair_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -31,11 +31,6 @@ def number_pairs(dataset: Dataset, column: str = "label") -> Dataset:
 
     After the last filter and split, since `num_pairs` is their number then. `column` is one of the
     names that the Trainer takes for labels: `label`, `labels`, `score`, `scores`.
-
-    Example:
-        >>> from datasets import Dataset
-        >>> number_pairs(Dataset.from_dict({"anchor": ["a", "b"], "positive": ["x", "y"]}))["label"]
-        Column([0, 1])
     """
     from datasets import Dataset  # sentence-transformers does without, except for its Trainer
 
@@ -72,14 +67,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         G_i \leftarrow (1-\gamma)\,G_i
         + \gamma\,\frac{K}{N}\sum_{j} e^{(s_{ij} - s_{ii})/\tau}.
 
-    The gradient has the weights of this softmax, for anchors against stored positives and for
-    positives against stored anchors. The value of the loss does not depend on the batch size.
-
     The loss is also a callback of the Trainer and must be among its `callbacks`: it saves the
-    memory in every checkpoint and loads it when training is resumed. Each micro-batch of gradient
-    accumulation is a batch of its own; evaluation changes nothing and needs no label. On several
-    ranks the negatives are those of all ranks. Losses that call another one with parts of the
-    embeddings (`MatryoshkaLoss`) cannot wrap this one: the sums of a pair would be mixed.
+    memory in every checkpoint and loads it when training is resumed.
 
     Args:
         model: the model.
@@ -97,17 +86,6 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         name: of the file in checkpoints; give each loss of a Trainer its own.
 
     Columns after the second are hard negatives: those of all pairs are negatives of every anchor.
-
-    Example:
-        >>> import torch
-        >>> from sentence_transformers import SentenceTransformer
-        >>> from sentence_transformers.sentence_transformer.modules import BoW, Dense
-        >>> words = BoW(["red", "green", "blue", "apple", "leaf", "sky"])
-        >>> model = SentenceTransformer(modules=[words, Dense(6, 4)], device="cpu")
-        >>> loss = GlobalContrastiveLoss(model, num_pairs=3, in_trainer=False)
-        >>> columns = [["red", "green", "blue"], ["apple", "leaf", "sky"]]
-        >>> value = loss([model.preprocess(texts) for texts in columns], torch.arange(3))
-        >>> value.backward()
 
     References:
         Z. Yuan et al., Provable stochastic optimization for global contrastive learning: small
@@ -200,9 +178,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             return
         if key not in notes:
             raise ValueError(
-                f"The checkpoint of step {state.global_step} has no memory of a "
-                f"`GlobalContrastiveLoss` named {self.name!r}, which was not among the callbacks "
-                "when it was saved."
+                f"The checkpoint of step {state.global_step} has no memory of {self.name!r}: this "
+                "loss was not among the callbacks when it was saved."
             )
         wanted = (notes[key]["run"], state.global_step)
         for parent in (args.output_dir, notes[key]["folder"]):
@@ -211,10 +188,9 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
                 self.load_checkpoint(folder)
         if self._loaded != wanted:
             raise FileNotFoundError(
-                f"{self.name}.pt of step {state.global_step} of this run was found neither in "
-                f"{args.output_dir} nor in {notes[key]['folder']}: call "
-                "`loss.load_checkpoint(folder)` with the folder that you resume from, before "
-                "`trainer.train(...)`."
+                f"{self.name}.pt of step {state.global_step} of this run is neither in "
+                f"{args.output_dir} nor in {notes[key]['folder']}: before `trainer.train(...)`, "
+                "call `loss.load_checkpoint(folder)` with the folder that you resume from."
             )
         self._run = wanted[0]
 
@@ -242,19 +218,11 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         self.memory.load_state_dict(saved["memory"])
         self._loaded = saved["origin"]
 
-    # The model card.
-
     def get_config_dict(self) -> dict[str, Any]:
-        names = ("num_pairs", "gamma", "symmetric", "stored_pairs", "negatives")
-        return {"temperature": self.temperature} | {k: getattr(self.memory, k) for k in names}
-
-    @property
-    def citation(self) -> str:
-        return """
-@inproceedings{yuan2022provable,
-    title={Provable Stochastic Optimization for Global Contrastive Learning: Small Batch Does Not Harm Performance},
-    author={Zhuoning Yuan and Yuexin Wu and Zi-Hao Qiu and Xianzhi Du and Lijun Zhang and Denny Zhou and Tianbao Yang},
-    booktitle={International Conference on Machine Learning},
-    year={2022}
-}
-"""  # noqa: E501
+        """For the model card."""
+        memory = self.memory
+        return {
+            "temperature": self.temperature, "num_pairs": memory.num_pairs, "gamma": memory.gamma,
+            "symmetric": memory.symmetric, "stored_pairs": memory.stored_pairs,
+            "negatives": memory.negatives,
+        }  # fmt: skip

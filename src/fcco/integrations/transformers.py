@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL_MODELS,
@@ -29,7 +29,8 @@ from transformers.utils import is_datasets_available
 from .. import _checks
 from ..constraints import ConstrainedObjective
 from ..group_dro import GroupObjective
-from ..groups import GroupBatchSampler
+from ..groups import GroupBatchSampler, GroupMemberships
+from ..index import read_names
 from ..inputs import Measured, split
 from ..objective import Compositional
 from ..previous import unwrap
@@ -40,10 +41,12 @@ __all__ = ["RobustTrainer", "classification_losses", "log_values", "token_losses
 Losses = Callable[[Any, Mapping[str, Any]], Any]
 """(outputs of the model, inputs) -> a loss for each example, or a pair (loss, values)."""
 
+Parts = list[tuple[NDArray[np.int64], GroupBatchSampler]]
+"""Examples by number, and a sampler of places among them."""
+
 FILE = "objective.pt"  # of a checkpoint, with the objective
-GROUP_INDEX = "group_index"  # the key of a batch with the group numbers of its examples
+GROUP_INDEX = "group_index"  # the key of a batch with the numbers of all groups of each example
 DRAWN_FOR = "_drawn_for_group"  # in an example of several groups: that which it is drawn for
-NO_GROUP, UNKNOWN = -1, -2
 
 
 class RobustTrainer(Trainer):
@@ -59,13 +62,10 @@ class RobustTrainer(Trainer):
     are; `group_names` has them in this order. The column reaches neither the data collator nor the
     model.
 
-    All that Trainer does around the loss stays: optimizers, schedulers, accumulation, mixed
-    precision, DDP, checkpoints. A checkpoint also holds the objective, and
-    `train(resume_from_checkpoint=...)` continues exactly. Each entry of the log with a training
-    loss gets the figures that `log_values` takes from `report()`. In evaluation the loss is the
-    mean over the examples.
-
-    With another Trainer: `class RobustSeq2SeqTrainer(RobustTrainer, Seq2SeqTrainer): pass`.
+    A checkpoint also holds the objective, and `train(resume_from_checkpoint=...)` continues
+    exactly. Each entry of the log with a training loss gets the figures that `log_values` takes
+    from `report()`. In evaluation the loss is the mean over the examples. With another
+    Trainer: `class RobustSeq2SeqTrainer(RobustTrainer, Seq2SeqTrainer): pass`.
 
     Args:
         args: arguments of the Trainer, also by name in `kwargs`.
@@ -84,30 +84,10 @@ class RobustTrainer(Trainer):
         columns: further columns that `losses` finds in its inputs; the model does not get them.
         sampler: `"groups"` fills batches with equally many examples of some groups, see
             `GroupBatchSampler`; None leaves the order to the Trainer.
-        groups_per_batch: groups in a batch, on all devices together. Unless given, the most that
-            divide the batch evenly with two examples of each.
+        groups_per_batch: groups in a batch, on all devices together. Unless given, as many as it
+            has room for with two examples of each.
         ungrouped_share: part of a batch that has no group, where there are such examples. An epoch
             is one pass over them.
-
-    Example:
-        >>> import tempfile, fcco
-        >>> from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
-        >>> from fcco.integrations.transformers import RobustTrainer
-        >>> size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
-        >>> model = BertForSequenceClassification(
-        ...     BertConfig(vocab_size=20, intermediate_size=8, **size))
-        >>> data = [{"input_ids": [k % 20, 3], "labels": k % 2, "user": "abcd"[k % 4]}
-        ...         for k in range(16)]
-        >>> trainer = RobustTrainer(
-        ...     model,
-        ...     TrainingArguments(tempfile.mkdtemp(), max_steps=2, use_cpu=True, disable_tqdm=True,
-        ...                       save_strategy="no", logging_strategy="no", report_to=[]),
-        ...     train_dataset=data,
-        ...     objective=lambda model, optimizer: fcco.CVaRGroupDRO(
-        ...         model, optimizer, num_groups=4, ratio=0.25),
-        ...     groups="user")
-        >>> trainer.group_names
-        ['a', 'b', 'c', 'd']
     """
 
     # The loss is a mean over the micro-batch: Trainer divides it by their number.
@@ -140,17 +120,20 @@ class RobustTrainer(Trainer):
         self.objective: Compositional | None = None
         self._factory, self._losses, self._columns = objective, losses, tuple(columns)
         self._loss_on, self._sampler, self._column = loss_on, sampler, groups
+        self._place = f"`RobustTrainer(groups={groups!r})`"
         self._saved: dict[str, Any] | None = None  # of the checkpoint to resume from
         self._refuse_settings(groups_per_batch)
-        values = _column(self.train_dataset, groups)
-        self._overlap = any(isinstance(each, list) for each in values)
-        members = _members(groups, values) if self._overlap else list(enumerate(values))
-        self.group_names: list[Any] = _names(groups, [name for _, name in members])
-        numbers: dict[Any, int] = {name: k for k, name in enumerate(self.group_names)}
-        # The example and the group of each membership; one for an example without a group, too.
-        self._rows = np.array([row for row, _ in members])
-        self._ids = np.array([numbers.get(name, NO_GROUP) for _, name in members])
-        if loss_on == "ungrouped" and (sampler is None or (self._ids >= 0).all()):
+        names = [_names(value) for value in _column(self._place, self.train_dataset, groups)]
+        self.group_names = read_names(self._place, names)[1]
+        numbers = {name: number for number, name in enumerate(self.group_names)}
+        self._groups = [sorted(numbers[name] for name in own) for own in names]  # of each example
+        self._alone = [row for row, own in enumerate(self._groups) if not own]
+        # The example of each membership in a group, and after them examples without a group.
+        self._rows = np.array([row for row, own in enumerate(self._groups) for _ in own]
+                              + self._alone)  # fmt: skip
+        self._ids = np.array([number for own in self._groups for number in own])
+        self._overlap = len(self._rows) > len(self._groups)
+        if loss_on == "ungrouped" and (sampler is None or not self._alone):
             why = "a batch of the Trainer may hold none: use `sampler='groups'`"
             if sampler is not None:
                 why = f"none has None in the column {groups!r}"
@@ -159,14 +142,10 @@ class RobustTrainer(Trainer):
                 f"group, but {why}."
             )
         if sampler is not None:
-            self._shape = _batch_shape(
-                self._ids, len(numbers), self._batch_size, groups_per_batch, ungrouped_share
-            )
+            self._parts = self._samplers(groups_per_batch, ungrouped_share)
         inputs = {"label", "label_ids", *self.label_names}  # may be the groups, too
         hidden = {groups, *self._columns, DRAWN_FOR} - inputs
-        self.data_collator = _Collator(
-            self.data_collator, groups, numbers, self._columns, self._overlap, hidden
-        )
+        self.data_collator = _Collator(self.data_collator, groups, numbers, self._columns, hidden)
 
     @property
     def _batch_size(self) -> int:
@@ -187,23 +166,16 @@ class RobustTrainer(Trainer):
             f"train_sampling_strategy={order!r}": ours and order != "random",
             "accelerator_config.split_batches": ours and accelerator.split_batches,
             "groups_per_batch": not ours and groups_per_batch is not None,
+            "fsdp": self.is_fsdp_enabled,
+            "deepspeed": self.is_deepspeed_enabled,
+            "nn.DataParallel": args.n_gpu > 1,
         }
         for name in (name for name, given in ignored.items() if given):
             raise ValueError(
                 f"`RobustTrainer` does not follow `{name}`; leave it out. (The loss is that of "
                 "`losses=`; batches are those of `sampler='groups'` or, with `sampler=None`, of "
-                "the Trainer; a step that failed is not made again.)"
-            )
-        if args.n_gpu > 1:
-            raise ValueError(
-                f"`RobustTrainer`: one process with {args.n_gpu} GPUs makes the Trainer use "
-                "nn.DataParallel, whose copies of the model the objective cannot follow. Launch "
-                "one process per GPU (`torchrun`), or show one GPU only (CUDA_VISIBLE_DEVICES=0)."
-            )
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise ValueError(
-                "`RobustTrainer` is for one process or DDP. With FSDP2, use the objective in a "
-                "loop of your own; FSDP 1 and DeepSpeed hide the parameters from it."
+                "the Trainer; several GPUs need a process each, `torchrun`, and FSDP2 a loop of "
+                "your own.)"
             )
 
     # The objective.
@@ -246,9 +218,9 @@ class RobustTrainer(Trainer):
                 f"{call} constraints in the order in which the column {self._column!r} is "
                 f"numbered, {names}, but they are: {list(given)}."
             )
-        if not isinstance(objective, ConstrainedObjective) and (self._ids == NO_GROUP).any():
+        if not isinstance(objective, ConstrainedObjective) and self._alone:
             raise ValueError(
-                f"`RobustTrainer(groups={self._column!r})`: the column is None for an example, but "
+                f"{self._place}: the column is None for an example, but "
                 f"{type(objective).__name__} needs the group of each; constraints do not."
             )
         return objective
@@ -264,7 +236,7 @@ class RobustTrainer(Trainer):
     ) -> Any:
         """The objective's loss in training; otherwise the mean loss of the examples."""
         inputs = dict(inputs)
-        ids = inputs.pop(GROUP_INDEX, None)
+        groups = inputs.pop(GROUP_INDEX, None)
         arguments = {k: v for k, v in inputs.items() if k not in self._columns}
         outputs: Any = None
 
@@ -274,7 +246,7 @@ class RobustTrainer(Trainer):
             return (self._losses or self._default_losses)(outputs, inputs)
 
         if model.training and torch.is_grad_enabled():
-            loss = self._training_loss(result, ids)
+            loss = self._training_loss(result, groups)
         else:
             loss, values = split(result())
             if loss is None:
@@ -282,26 +254,28 @@ class RobustTrainer(Trainer):
             loss = loss.mean()
         return (loss, outputs) if return_outputs else loss
 
-    def _training_loss(self, result: Callable[[], Any], ids: NDArray[Any] | None) -> Tensor:
+    def _training_loss(self, result: Callable[[], Any], groups: list[list[int]] | None) -> Tensor:
         objective: Any = self.objective
-        if ids is None or (ids == UNKNOWN).any():
+        if groups is None:
             raise ValueError(
                 f"A batch has examples without the column {self._column!r} of the training set "
                 "as `RobustTrainer(groups=...)` read it at the start. A transform of the dataset "
                 "may drop or change it, or `data_collator` was replaced."
             )
-        member = ids >= 0 if ids.ndim == 1 else ids.any(1)
-        grouped = torch.from_numpy(np.flatnonzero(member))
-        ungrouped = torch.from_numpy(np.flatnonzero(~member))
+        member = torch.tensor([bool(own) for own in groups])
+        grouped, ungrouped = member.nonzero().squeeze(1), (~member).nonzero().squeeze(1)
+        index: list[Any] = [own for own in groups if own]
+        if all(len(own) == 1 for own in index):
+            index = [own[0] for own in index]
         constrained = isinstance(objective, ConstrainedObjective)
 
         def entries() -> Any:
             loss, values = split(result())
             parts = values if isinstance(values, Measured) else (values,)
-            if any(part.shape[:1] != ids.shape[:1] for part in parts):
+            if any(part.shape[:1] != member.shape for part in parts):
                 raise ValueError(
                     "`RobustTrainer(losses=...)` must return one value for each of the "
-                    f"{len(ids)} examples but the shape is: {tuple(parts[0].shape)}. (A mean? "
+                    f"{len(groups)} examples but the shape is: {tuple(parts[0].shape)}. (A mean? "
                     'Take `reduction="none"`.)'
                 )
             if loss is None and constrained:
@@ -310,7 +284,7 @@ class RobustTrainer(Trainer):
                 values = tree_map_only(Tensor, lambda each: each[grouped], values)
             return values if loss is None else (loss, values)
 
-        return objective(entries, ids[grouped.numpy()])
+        return objective(entries, index)
 
     def _default_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         # The Transformers model inside of DDP, PEFT or a module of the user.
@@ -352,21 +326,41 @@ class RobustTrainer(Trainer):
         if self._sampler is None:
             return loader
         data = loader.dataset
+        if self._overlap:  # an example for each of its groups, and those without one
+            members = GroupMemberships(data, self._groups, key=DRAWN_FOR)
+            data = ConcatDataset([members, Subset(data, self._alone)])
         kept = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "prefetch_factor",
                 "multiprocessing_context", "persistent_workers")  # fmt: skip
         # Not prepared by Accelerate, which would divide the batches over the processes once more.
         return DataLoader(
-            _Members(data, self._rows, self._ids) if self._overlap else data,
-            batch_sampler=_Batches(self._ids, self._shape, self._seed, self._epoch, self.args),
+            data,
+            batch_sampler=_Batches(self, self._parts),
             **{name: getattr(loader, name) for name in kept},
         )
 
-    @property
-    def _seed(self) -> int:
-        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+    def _samplers(self, groups_per_batch: int | None, share: float) -> Parts:
+        """Examples with a group and their sampler, and those without one and theirs."""
+        size, own, alone = self._batch_size, len(self._ids), len(self._alone)
+        ungrouped = round(share * size) if alone else 0
+        if alone and not 0 < ungrouped < size:
+            raise ValueError(
+                f"`RobustTrainer(ungrouped_share={share})` leaves {ungrouped} of the {size} "
+                "examples of a batch without a group; there must be such examples, and others."
+            )
+        make = functools.partial(  # the whole batch: `_Batches` divides it
+            GroupBatchSampler, batches_per_epoch=math.ceil(alone / ungrouped) if alone else None,
+            seed=self.batch_seed, rank=0, world_size=1,
+        )  # fmt: skip
+        items = np.arange(len(self._rows)) if self._overlap else self._rows
+        parts = [(items[:own], make(self._ids, groups_per_batch, batch_size=size - ungrouped))]
+        if alone:
+            parts.append((items[own:], make(np.zeros(alone, int), 1, ungrouped)))
+        return parts
 
-    def _epoch(self) -> int:
-        return int(self.state.epoch or 0)
+    @property
+    def batch_seed(self) -> int:
+        """The seed of the batches."""
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
 
     # Checkpoints.
 
@@ -398,14 +392,17 @@ class RobustTrainer(Trainer):
         column = repr(self.group_names).encode() + self._rows.tobytes() + self._ids.tobytes()
         same = {
             "sampler": self._sampler,
-            "seed": self._seed,
+            "seed": self.batch_seed,
             "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
-            "examples": len(self._ids),
+            "examples": len(self._groups),
+            "examples in a batch": self._batch_size,
             f"checksum of the column {self._column!r}": zlib.crc32(column),
         }
-        if self._sampler is None:
-            return same | {"examples in a batch": self._batch_size}
-        return same | self._shape._asdict()
+        if self._sampler is not None:
+            samplers = [sampler for _, sampler in self._parts]
+            same["groups_per_batch"] = [sampler.groups_per_batch for sampler in samplers]
+            same["per_group"] = [sampler.per_group for sampler in samplers]
+        return same
 
     def _read(self, folder: Path) -> dict[str, Any]:
         path, call = folder / FILE, "`RobustTrainer.train(resume_from_checkpoint=...)`"
@@ -441,7 +438,7 @@ class RobustTrainer(Trainer):
         report: Any = objective.report(**options)
         if objective.term.names is not None:
             return report
-        names = dict(zip([row.name for row in report.rows], self.group_names, strict=True))
+        names = self.group_names  # by the number of a row
         rows = tuple(dataclasses.replace(row, name=names[row.name]) for row in report.rows)
         return dataclasses.replace(report, rows=rows, worst=names[report.worst])
 
@@ -494,57 +491,33 @@ def _logits_and_labels(outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor,
 # The column of the groups.
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, (Tensor, np.generic, np.ndarray)) else value
+def _names(value: Any) -> list[Any]:
+    """The groups of an example."""
+    if isinstance(value, (Tensor, np.generic, np.ndarray)):
+        value = value.tolist()
+    names = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    return [name for name in names if name is not None]
 
 
-def _column(dataset: Any, name: str) -> list[Any]:
-    """A column of a dataset, as plain Python values."""
-    call = f"`RobustTrainer(groups={name!r})`"
-    if dataset is None or isinstance(dataset, torch.utils.data.IterableDataset):
+def _column(place: str, dataset: Any, name: str) -> Iterable[Any]:
+    """A column of a dataset."""
+    if dataset is None or isinstance(dataset, IterableDataset):
         raise TypeError(
-            f"{call} is a column of `train_dataset`, which must have a length and examples by "
+            f"{place} is a column of `train_dataset`, which must have a length and examples by "
             f"number, but is: {type(dataset).__name__}."
         )
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         there = list(first) if isinstance(first, Mapping) else type(first).__name__
-        raise ValueError(f"{call}: an example of `train_dataset` has no such column, but: {there}.")
+        raise ValueError(
+            f"{place}: an example of `train_dataset` has no such column, but: {there}."
+        )
     if is_datasets_available():
         import datasets
 
         if isinstance(dataset, datasets.Dataset):  # without reading the other columns
-            return list(dataset.with_format(None)[name])
-    return [_plain(dataset[k][name]) for k in range(len(dataset))]
-
-
-def _members(name: str, values: list[Any]) -> list[tuple[int, Any]]:
-    """Pairs of an example and one of its groups; (example, None) where it has none."""
-    call, pairs = f"`RobustTrainer(groups={name!r})`", []
-    for row, value in enumerate(values):
-        groups = [] if value is None else value
-        if not isinstance(groups, list) or None in groups:
-            raise ValueError(
-                f"{call} holds lists, and so must hold the list of the groups of each example, but "
-                f"holds: {value!r}."
-            )
-        if any(groups.count(each) > 1 for each in groups):
-            raise ValueError(
-                f"{call} must name each group of an example once, but example {row} has: {value}."
-            )
-        pairs += [(row, each) for each in groups or [None]]
-    return pairs
-
-
-def _names(name: str, values: list[Any]) -> list[Any]:
-    """The different groups, sorted."""
-    names = sorted(set(values) - {None})
-    if not names or any(each != each for each in names):
-        raise ValueError(
-            f"`RobustTrainer(groups={name!r})` must hold a group for some examples and None for "
-            f"the others, but holds: {names[0] if names else 'None for every example'}."
-        )
-    return names
+            return dataset.with_format(None)[name]
+    return (dataset[k][name] for k in range(len(dataset)))
 
 
 class _Collator(NamedTuple):
@@ -554,7 +527,6 @@ class _Collator(NamedTuple):
     groups: str  # the column of the groups; their numbers come under `GROUP_INDEX`
     numbers: Mapping[Any, int]  # of the groups
     columns: Sequence[str]  # further ones, which stay what they are
-    overlap: bool  # whether the column of the groups holds lists
     hidden: set[str]
 
     def __call__(self, examples: list[Any]) -> Any:
@@ -563,86 +535,23 @@ class _Collator(NamedTuple):
         batch = self.collator(
             [{k: v for k, v in each.items() if k not in self.hidden} for each in examples]
         )
-        if all(self.groups in each for each in examples):
-            # An array stays on the host, where the objective needs it, when tensors move on.
-            batch[GROUP_INDEX] = self._index(examples)
+        # Python's numbers stay on the host, where the objective needs them.
+        index = [self._groups_of(each) for each in examples]
+        if None not in index:
+            batch[GROUP_INDEX] = index
         for name in self.columns:
             if all(name in each for each in examples):
                 batch[name] = torch.stack([torch.as_tensor(each[name]) for each in examples])
         return batch
 
-    def _index(self, examples: list[Any]) -> NDArray[Any]:
-        if all(DRAWN_FOR in each for each in examples):
-            return np.array([each[DRAWN_FOR] for each in examples])
-        numbers = {**self.numbers, None: NO_GROUP}
-        values = [_plain(each[self.groups]) for each in examples]
-        if not self.overlap:
-            return np.array([numbers.get(each, UNKNOWN) for each in values])
-        index = np.zeros((len(values), len(self.numbers)), dtype=bool)
-        for row, value in enumerate(values):
-            ids = [numbers.get(each, UNKNOWN) for each in value or ()]
-            if UNKNOWN in ids:
-                return np.full(len(values), UNKNOWN)
-            index[row, ids] = True
-        return index
-
-
-# Batches of groups.
-
-
-class _Shape(NamedTuple):
-    """What a batch consists of, on all devices together."""
-
-    groups: int
-    per_group: int
-    ungrouped: int
-
-
-def _batch_shape(
-    ids: NDArray[np.int64], number: int, size: int, groups: int | None, share: float
-) -> _Shape:
-    call, ungrouped = "RobustTrainer", 0
-    if (ids == NO_GROUP).any():
-        ungrouped = round(share * size)
-        if not 0 < ungrouped < size:
-            raise ValueError(
-                f"`{call}(ungrouped_share={share})` leaves {ungrouped} of the {size} examples of "
-                "a batch without a group; there must be such examples, and others."
-            )
-    size -= ungrouped
-    if groups is None:
-        most = min(number, max(1, size // 2))
-        groups = next(k for k in range(most, 0, -1) if size % k == 0)
-        if groups == 1 < most:
-            raise ValueError(
-                f"`{call}`: the {size} examples with a group in a batch on all devices (with "
-                "`per_device_train_batch_size`) can only be divided evenly over one group. Choose "
-                "a number with more divisors, or give `groups_per_batch=1`."
-            )
-    _checks.integer(call, "groups_per_batch", groups, 1)
-    if groups > number or size % groups:
-        raise ValueError(
-            f"`{call}(groups_per_batch={groups})` must be at most {number}, the number of groups, "
-            f"and divide {size}, the examples with a group in a batch on all devices (with "
-            "`per_device_train_batch_size`)."
-        )
-    return _Shape(groups, size // groups, ungrouped)
-
-
-class _Members(Dataset[Any]):
-    """A data set of memberships: an example comes once for each of its groups, with that group.
-
-    As `GroupMemberships`, but examples without a group are in it, too.
-    """
-
-    def __init__(self, dataset: Any, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
-        self._dataset, self._rows, self._ids = dataset, rows, ids
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, item: int) -> Any:
-        return {**self._dataset[int(self._rows[item])], DRAWN_FOR: int(self._ids[item])}
+    def _groups_of(self, example: Mapping[str, Any]) -> list[int] | None:
+        """None for an example of other data: without the column, or of a group not known."""
+        if DRAWN_FOR in example:
+            return [example[DRAWN_FOR]]
+        if self.groups not in example:
+            return None
+        names = _names(example[self.groups])
+        return [self.numbers[each] for each in names] if self.numbers.keys() >= {*names} else None
 
 
 class _Batches(Sampler[list[int]]):
@@ -652,30 +561,18 @@ class _Batches(Sampler[list[int]]):
     iteration begins; when training is resumed, the Trainer itself skips the batches that it had.
     """
 
-    def __init__(
-        self, ids: NDArray[Any], shape: _Shape, seed: int, epoch: Callable[[], int], args: Any
-    ) -> None:
-        self._seed, self._epoch = seed, epoch
-        self._mine = slice(args.process_index, None, args.world_size)
-        grouped, others = np.flatnonzero(ids >= 0), np.flatnonzero(ids < 0)
-        self._length = math.ceil(len(grouped) / (shape.groups * shape.per_group))
-        if shape.ungrouped:
-            self._length = math.ceil(len(others) / shape.ungrouped)
-        make = functools.partial(  # the whole batch: it is divided below
-            GroupBatchSampler, batches_per_epoch=self._length, seed=seed, rank=0, world_size=1
-        )
-        self._parts = [(grouped, make(ids[grouped], shape.groups, shape.per_group))]
-        if shape.ungrouped:
-            self._parts.append((others, make(np.zeros(len(others), int), 1, shape.ungrouped)))
+    def __init__(self, trainer: RobustTrainer, parts: Parts) -> None:
+        self._trainer, self._parts = trainer, parts
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._parts[0][1])
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch = self._epoch()
+        args, epoch = self._trainer.args, int(self._trainer.state.epoch or 0)
         for number, (_, sampler) in enumerate(self._parts):
-            sampler.load_state_dict({"seed": self._seed + number, "epoch": epoch, "consumed": 0})
-        for parts in zip(*(sampler for _, sampler in self._parts), strict=True):
-            rows = [rows[part] for (rows, _), part in zip(self._parts, parts, strict=True)]
+            start = {"seed": self._trainer.batch_seed + number, "epoch": epoch, "consumed": 0}
+            sampler.load_state_dict(start)
+        for drawn in zip(*(sampler for _, sampler in self._parts), strict=True):
+            batch = [items[part] for (items, _), part in zip(self._parts, drawn, strict=True)]
             # Every so many-th: each process gets both kinds of examples, and equally many.
-            yield np.concatenate(rows)[self._mine].tolist()
+            yield np.concatenate(batch)[args.process_index :: args.world_size].tolist()
