@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import reference_xrisk as reference
 import torch
+from problems import Custom
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -1041,7 +1042,7 @@ def test_nested_term():
     tracker = fcco.tracker.InnerTracker(6, 2, gamma=0.4, **options)
     mean = fcco.tracker.InnerTracker(1, gamma=0.3, **options)
     term = NestedTerm(
-        fcco.outer.Custom(lambda v: v**3, smooth=True),
+        Custom(lambda v: v**3, smooth=True),
         lambda u, index: ((index + 1) * u[:, 0] * u[:, 1] ** 2).mean().view(1),
         tracker,
         mean,

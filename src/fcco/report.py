@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from .inputs import CallReader, Index, split
-from .outer import project_simplex
+from .outer import project_capped_simplex
 from .rules.arrays import tensor
 from .rules.track import correction_weight, standard_errors
 from .terms import AbstractTerm, CoupledTerm, CVaRTerm, DualTerm, MultiplierTerm, OuterTerm
@@ -660,5 +660,5 @@ def _least_norm(gram: Tensor) -> Tensor:
     shares = torch.full_like(gram[0], 1 / len(gram))
     step = 1 / gram.diagonal().sum()  # at most 1 / the largest eigenvalue
     for _ in range(1000):
-        shares = project_simplex(shares - step * (gram @ shares))
+        shares = project_capped_simplex(shares - step * (gram @ shares), 1.0)
     return shares

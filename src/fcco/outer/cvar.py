@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import _checks
 from .base import AbstractOuter, check_step, clip
 
-__all__ = ["CVaR", "capped_threshold", "project_capped_simplex", "project_simplex"]
+__all__ = ["CVaR", "capped_threshold", "project_capped_simplex"]
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,6 @@ class CVaR(AbstractOuter):
         """The projection of u onto step Y."""
         check_step(self, step)
         return project_capped_simplex(u, step * self._cap(u), step)
-
-
-def project_simplex(point: Tensor, total: float | Tensor = 1.0) -> Tensor:
-    """Project onto {y >= 0, sum y = total} (Held, Wolfe and Crowder 1974)."""
-    centred = point - point.amax(dim=-1, keepdim=True)
-    partial = centred.sort(dim=-1, descending=True).values.cumsum(-1)
-    threshold = ((partial - total) / (_numbers(point) + 1)).amax(dim=-1, keepdim=True)
-    return (centred - threshold).clamp(min=0)
 
 
 def project_capped_simplex(
