@@ -2,15 +2,14 @@
 
 import torch
 
-from fcco.diagnostics._full_data import FullData, trainable
+from fcco.diagnostics._full_data import FullData
 
 DOUBLE = torch.float64
 
 
 def gram(inner, number, parameters, tile=32, per_layer=True):
     """J J^T as the diagnostics compute it."""
-    data = FullData("gram", inner, number, trainable("gram", parameters))
-    return data.gram(per_layer, tile=tile)
+    return FullData("gram", inner, number, parameters).gram(per_layer, tile=tile)
 
 
 class Curved:

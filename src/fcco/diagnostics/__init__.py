@@ -1,28 +1,35 @@
-"""Diagnostics: what a point or a run has reached, measured on the full data.
+"""Diagnostics: what a point has reached, measured on the full data, and what a tracker can reach.
 
 | question | function |
 |---|---|
-| KKT residuals, with given, a penalty's, or the best multipliers | `kkt` |
+| KKT residuals, with given or the best multipliers | `kkt` |
 | the smallest eigenvalue of the stacked Jacobian's Gram matrix | `smallest_eigenvalue` |
 | the singular value of violated constraints | `constraint_condition` |
-| tracking error of u | `tracking_error` |
+| the expected error of tracked values, in closed form | `expected_tracking_error` |
 
-All are functions of the model at its current parameters and return small frozen dataclasses. The
-best multipliers need scipy (`pip install scipy`). Common arguments:
+The first three are functions of the model at its current parameters and return small frozen
+dataclasses. The best multipliers need scipy (`pip install scipy`). Common arguments:
 
-* `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or (B, d1), on the full data and with an
-  autograd graph to `parameters`; deterministic, so set the model to evaluation mode first.
+* `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or, of `smallest_eigenvalue` alone,
+  (B, d1), on the full data and with an autograd graph to `parameters`; deterministic, so set the
+  model to evaluation mode first. It is asked for at most 64 blocks at a time.
 * `num_inner` is n, `num_constraints` m, `parameters` w.
 * `loss` returns g_0(w), if there is one.
-* `chunk` is the number of blocks per autograd graph; more than that is never built at a time.
 * `per_layer` bounds the memory of a Gram matrix: gradients are held for groups of layers, none
   larger than the largest parameter, at one more backward pass per group.
 """
 
-from .jacobian import ConstraintCondition, Spectrum, constraint_condition, smallest_eigenvalue
-from .residuals import KKT, kkt, tracking_error
+from .measures import (
+    KKT,
+    ConstraintCondition,
+    Spectrum,
+    constraint_condition,
+    expected_tracking_error,
+    kkt,
+    smallest_eigenvalue,
+)
 
 __all__ = [
-    "KKT", "ConstraintCondition", "Spectrum", "constraint_condition", "kkt", "smallest_eigenvalue",
-    "tracking_error",
+    "KKT", "ConstraintCondition", "Spectrum", "constraint_condition", "expected_tracking_error",
+    "kkt", "smallest_eigenvalue",
 ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,40 +11,41 @@ from torch import Tensor
 from .. import _checks
 from ..tracker import NonFiniteValue
 
-__all__ = ["FullData", "Inner", "Loss", "trainable"]
+__all__ = ["FullData", "Inner", "Loss"]
 
 Inner = Callable[[Tensor], Tensor]
 Loss = Callable[[], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+_CHUNK = 64
+"""Blocks per autograd graph."""
+
+
 class FullData:
-    """A problem at the current parameters."""
+    """A problem at the current parameters; `call` is the public function, which errors name."""
 
-    call: str  # the public function, which errors name
-    inner: Inner
-    num_inner: int
-    parameters: list[Tensor]  # from `trainable`
-    loss: Loss | None = None
-    chunk: int = 64  # blocks per graph
-
-    def __post_init__(self) -> None:
-        _checks.integer(self.call, "num_inner", self.num_inner, 1)
-        _checks.integer(self.call, "chunk", self.chunk, 1)
-
-    @property
-    def index(self) -> Tensor:
-        """All blocks, 0, ..., n - 1."""
-        return torch.arange(self.num_inner, device=self.parameters[0].device)
-
-    def values(self, index: Tensor) -> Tensor:
-        """g_i(w) for the blocks in `index`, detached, in float64."""
-        # Gradients stay enabled: an inner function may differentiate inside itself.
-        return torch.cat([self._of(p).detach().double() for p in index.split(self.chunk)])
+    def __init__(
+        self,
+        call: str,
+        inner: Inner,
+        num_inner: int,
+        parameters: Iterable[Tensor],
+        loss: Loss | None = None,
+    ) -> None:
+        _checks.integer(call, "num_inner", num_inner, 1)
+        self.call, self.inner, self.loss = call, inner, loss
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        if not self.parameters:
+            raise ValueError(
+                f"`{call}(parameters=...)` has no tensor that requires a gradient "
+                "(an iterator such as `model.parameters()` can be used only once)."
+            )
+        self.index = torch.arange(num_inner, device=self.parameters[0].device)
 
     def constraint_values(self) -> Tensor:
         """g_i(w) of scalar constraints, shape (m,), detached, in float64."""
-        values = self.values(self.index)
+        # Gradients stay enabled: an inner function may differentiate inside itself.
+        values = torch.cat([self._of(p).detach().double() for p in self.index.split(_CHUNK)])
         if values.dim() == 2 and values.shape[1] != 1:
             raise ValueError(
                 f"`{self.call}(inner=...)` gives d1 = {values.shape[1]} values per constraint: "
@@ -56,7 +56,7 @@ class FullData:
     def gradient(self, weights: Tensor) -> list[Tensor]:
         """sum_i J_i^T weights_i (+ grad g_0) in float64, one tensor per parameter."""
         total = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters]
-        for part in self._parts(self.index, self.chunk):
+        for part in self._parts(self.index, _CHUNK):
             values = self._of(part)
             # One backward pass sums J_i^T weights_i over the chunk; no Jacobian is formed.
             cotangent = torch.ones(1) if part is None else weights[part].reshape(values.shape)
@@ -113,33 +113,28 @@ class FullData:
 
     def _of(self, index: Tensor | None) -> Tensor:
         """g_i(w) for the blocks in `index`, or g_0(w) for None, shape (1,), with its graph."""
-        name, size = ("loss", 1) if index is None else ("inner", len(index))
         with torch.enable_grad():
             values = self.inner(index) if index is not None else self.loss()  # type: ignore[misc]
-        if index is None and values.dim() == 0:
-            values = values.reshape(1)
-        if (
-            values.dim() not in (1, 2)
-            or len(values) != size
-            or (index is None and values.dim() > 1)
-        ):
-            wanted = "a scalar" if index is None else f"the shape ({size},) or ({size}, d1)"
-            raise ValueError(
-                f"`{self.call}({name}=...)` must return {wanted} but returned: "
-                f"{tuple(values.shape)}."
-            )
+        if index is None:
+            name, wanted, fits = "loss", "a scalar", values.numel() == 1
+            values = values.reshape(-1)
+        else:
+            name, wanted = "inner", f"the shape ({len(index)},) or ({len(index)}, d1)"
+            fits = values.dim() in (1, 2) and len(values) == len(index)
+        argument = f"`{self.call}({name}=...)`"
+        if not fits:
+            raise ValueError(f"{argument} must return {wanted}, not: {tuple(values.shape)}.")
         if not values.requires_grad:
             raise ValueError(
-                f"`{self.call}({name}=...)` returned values without an autograd graph to the "
-                "parameters (was it detached or computed under `torch.no_grad()`?)."
+                f"{argument} returned values without an autograd graph to the parameters (was it "
+                "detached or computed under `torch.no_grad()`?)."
             )
-        finite = torch.isfinite(values.detach()).reshape(size, -1).all(1)
-        if not bool(finite.all()):
-            first = int((~finite).nonzero()[0, 0])
+        wrong = (~torch.isfinite(values.detach())).nonzero()
+        if len(wrong):
+            first = int(wrong[0, 0])
             block = "it" if index is None else f"block {int(index[first])}"
             raise NonFiniteValue(
-                f"`{self.call}({name}=...)` must be finite but {block} gives: "
-                f"{values[first].tolist()}."
+                f"{argument} must be finite but {block} gives: {values[first].tolist()}."
             )
         return values
 
@@ -162,14 +157,3 @@ def _layer_groups(parameters: list[Tensor], per_layer: bool) -> list[list[Tensor
             groups.append([])
         groups[-1].append(parameter)
     return groups
-
-
-def trainable(call: str, parameters: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors of `parameters` that require a gradient."""
-    kept = [parameter for parameter in parameters if parameter.requires_grad]
-    if not kept:
-        raise ValueError(
-            f"`{call}(parameters=...)` has no tensor that requires a gradient "
-            "(an iterator such as `model.parameters()` can be used only once)."
-        )
-    return kept
