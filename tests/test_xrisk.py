@@ -1150,7 +1150,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("PositiveBatchSampler", {"labels": [1, 1]}, "negatives"),
         ("PositiveBatchSampler", {"positives": 8}, "positives"),
         ("PositiveBatchSampler", {"seed": -1}, "seed"),
-        ("PositiveBatchSampler", {"rank": 0, "world_size": 9}, "batch_size"),
+        ("PositiveBatchSampler", {"rank": 0, "world_size": 9, "seed": 0}, "world_size"),
         ("warm_start", {"epochs": 0}, "epochs"),
         ("warm_start", {}, "loader"),
     ],
