@@ -67,7 +67,7 @@ MAY_USE = {
     "constraints": CALLS | {"report"},
     "contrastive": CALLS,
     "xrisk": CALLS,
-    "methods": CALLS | {"group_dro", "constraints", "_derivatives"},
+    "methods": CALLS | {"report", "group_dro", "constraints", "_derivatives"},
     "continual": {"_checks", "_files"} | RANKS,
     "fleet": CALLS | {"group_dro", "constraints", "methods"},
     "integrations": CALLS | OBJECTIVES,

@@ -26,15 +26,9 @@ from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
 
 __all__ = [
-    "ConstraintReport",
-    "Finding",
-    "GroupReport",
-    "Report",
-    "Row",
-    "Table",
-    "constraint_report",
+    "ConstraintReport", "Finding", "GroupReport", "Report", "Row", "Table", "constraint_report",
     "group_report",
-]
+]  # fmt: skip
 
 Name = str | int
 
@@ -52,13 +46,7 @@ class Table(list[list[str]]):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the numbers of an objective say about its settings.
-
-    Attributes:
-        kind: one word, see `fcco.report`.
-        text: what was found.
-        remedy: what to do about it.
-    """
+    """What was found, of which kind (one word), and what to do about it."""
 
     kind: str
     text: str
@@ -73,7 +61,6 @@ class Row:
     """One group or constraint.
 
     Attributes:
-        name: its name or number.
         value: its loss or value g_i; for a constraint on vectors, the violation. NaN: never seen.
         error: the standard error of the value; NaN where it is unknown, 0 for given values.
         weight: of a group in the gradient; of a constraint, its multiplier.
@@ -196,14 +183,7 @@ class ConstraintReport(Report):
 def group_report(
     objective: Any, weights: Tensor, function: Callable[[], Any] | None, index: Index
 ) -> GroupReport:
-    """The report of an objective over the losses of groups.
-
-    Args:
-        objective: with a term that has a `ratio`.
-        weights: of each group in the gradient.
-        function: as in a call of the objective, or None.
-        index: the group of each of its values.
-    """
+    """See `GroupObjective.report`; the weights are those of each group in the gradient."""
     term, tracker = objective.term, objective.term.tracker
     known = tracker.seen_rows()
     if not len(known):
@@ -229,15 +209,7 @@ def constraint_report(
     function: Callable[[], Any] | None,
     index: Index,
 ) -> ConstraintReport:
-    """The report of a constrained objective.
-
-    Args:
-        objective: with a term that has `limits`.
-        values: g_i of all constraints, or None for those tracked.
-        average: the running average of the multipliers, if there is one.
-        function: as in a call of the objective, or None.
-        index: the constraint of each of its values.
-    """
+    """See `ConstrainedObjective.report`; `average` is that of the multipliers, if there is one."""
     term, tracker = objective.term, objective.term.tracker
     if values is None:
         violation, multipliers = term.violation(), term.multipliers()
@@ -350,35 +322,21 @@ def _capped(
 
 
 class _Samples(NamedTuple):
-    """The values of a batch by block, of the blocks with two samples or more.
-
-    Attributes:
-        index: the blocks, (B,).
-        mean: of each block's samples, (B,) or (B, d1).
-        variance: of one sample within each block.
-        count: samples per block, shaped to divide `variance`.
-    """
+    """The values of a batch by block, of the blocks with two samples or more."""
 
     index: Tensor
-    mean: Tensor
-    variance: Tensor
+    mean: Tensor  # of each block's samples
+    variance: Tensor  # of one sample
     count: Tensor
 
 
 class _Gradients(NamedTuple):
-    """Directions in which violated constraints grow.
+    """The gradients of violated constraints, each scaled to length 1."""
 
-    Attributes:
-        names: of the constraints.
-        gram: the cosines of their gradients.
-        shares: of each in the shortest mean of the gradients, all of length 1.
-        least: its length.
-    """
-
-    names: list[Name]
-    gram: Tensor
-    shares: Tensor
-    least: float
+    names: list[Name]  # of the constraints
+    gram: Tensor  # the cosines
+    shares: Tensor  # of each gradient in the shortest mean of them
+    least: float  # its length
 
 
 _MOST_GRADIENTS = 8
@@ -516,10 +474,8 @@ def _never_seen(facts: _Facts) -> _Found:
     missing = [row.name for row in facts.rows if math.isnan(row.value)]
     if not missing:
         return None
-    return {
-        "missing": len(missing), "number": len(facts.rows), "noun": facts.noun,
-        "steps": facts.tracker.steps, "names": _listed(missing, facts.noun),
-    }  # fmt: skip
+    return {"missing": len(missing), "number": len(facts.rows), "noun": facts.noun,
+            "steps": facts.tracker.steps, "names": _listed(missing, facts.noun)}  # fmt: skip
 
 
 def _small_penalty(facts: _Facts) -> _Found:
@@ -527,10 +483,9 @@ def _small_penalty(facts: _Facts) -> _Found:
     held = [row for row in facts.rows if row.capped and row.met is False]
     if not held:
         return None
-    return {
-        "cap": max(abs(row.weight) for row in held), "excess": max(row.badness for row in held),
-        "names": _listed([row.name for row in held], "constraint"),
-    }  # fmt: skip
+    cap, excess = max(abs(row.weight) for row in held), max(row.badness for row in held)
+    names = _listed([row.name for row in held], "constraint")
+    return {"cap": cap, "excess": excess, "names": names}
 
 
 def _rising(facts: _Facts) -> _Found:
@@ -575,11 +530,8 @@ def _wide_zone(facts: _Facts) -> _Found:
     widest = losses[0] - losses[above]
     if widest == 0:  # all of them tie
         return None
-    return {
-        "ratio": term.ratio, "cap": 1 / (term.ratio * len(rows)), "number": len(rows),
-        "carrying": sum(row.weight > 0 for row in rows), "width": width, "widest": widest,
-        "rank": above + 1, "asked": 0.95 * widest,
-    }  # fmt: skip
+    return {"ratio": term.ratio, "width": width, "widest": widest, "rank": above + 1,
+            "asked": 0.95 * widest}  # fmt: skip
 
 
 def _narrow_zone(facts: _Facts) -> _Found:
@@ -609,9 +561,8 @@ def _behind(facts: _Facts) -> _Found:
         by_noise, by_lag = standard_errors(difference, innovation, gain)
         if steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better
             return None
-    return {
-        "lag": lag, "blocks": blocks, "number": number, "gamma": gamma, "steps": tracker.steps,
-    }  # fmt: skip
+    return {"lag": lag, "blocks": blocks, "number": number, "gamma": gamma,
+            "steps": tracker.steps}  # fmt: skip
 
 
 def _off(facts: _Facts) -> _Found:
@@ -704,9 +655,9 @@ _TESTS = (
     ),
     _Test(
         "no-group-at-cap", _wide_zone,
-        "ratio={ratio:g} has little effect: no group has the largest weight, 1/(r n) = {cap:.2g}, "
-        "and {carrying} of {number} groups share it, because the rounded kink is {width:.2g} wide "
-        "and the largest loss is only {widest:.2g} above that of rank {rank}.",
+        "ratio={ratio:g} has little effect: no group has the largest weight, 1/(r n), because the "
+        "rounded kink is {width:.2g} wide and the largest loss is only {widest:.2g} above that of "
+        "rank {rank}.",
         "Use smoothing=fcco.Width({asked:.2g}) or less, unless noise asks for more.",
     ),
     _Test(
