@@ -2,14 +2,14 @@
 
 import torch
 
-from fcco.diagnostics._full_data import FullData
+from fcco.diagnostics import _FullData
 
 DOUBLE = torch.float64
 
 
-def gram(inner, number, parameters, tile=32, per_layer=True):
+def gram(inner, number, parameters, tile=None):
     """J J^T as the diagnostics compute it."""
-    return FullData("gram", inner, number, parameters).gram(per_layer, tile=tile)
+    return _FullData("gram", inner, number, parameters).gram(tile=tile)
 
 
 class Curved:

@@ -9,25 +9,7 @@ The equation of the library:
 A *term* turns tracked values u_i ~ g_i(w) into a loss (`fcco.terms`): an outer function of them,
 CVaR, weights on groups, or dual variables. The *rule of the step* is plain for most methods; others
 step inside a proximal point, or switch between loss and limits. Each method is one file of
-`fcco.methods`, with its settings:
-
-<!-- methods: method | for | needs | use it when -->
-
-| method | for | needs | use it when |
-| --- | --- | --- | --- |
-| `multipliers` | limits | nothing | there are limits: of any kind, nothing to tune |
-| `sonex` | groups, limits, general | smoothing, penalty | you want the paper's method |
-| `alexr2` | groups, limits, general | smoothing, penalty | the g_i have kinks |
-| `sonx` | groups, general | outer | f must not be smoothed |
-| `sox` | general | outer | f is smooth |
-| `alexr` | limits, general | dual_step, penalty | the problem is convex |
-| `ooa` | groups | nothing | you compare with group DRO |
-| `hinge` | limits | penalty | you compare with SONX on a penalty |
-| `squared-hinge` | limits | penalty | you compare with work on forgetting |
-| `recursive-hinge` | limits | smoothing, refresh_every, penalty | a large batch at times is cheap |
-| `ssg` | limits | nothing | batches are large, their noise small |
-| `oss` | limits | proximal, inner_steps | you compare with virtual queues |
-| `icppac` | limits | proximal, inner_steps | you compare with a primal-dual loop |
+`fcco.methods`, with its settings; `print(fcco.methods.table())` says what each is for.
 
 Entry points: `CVaRGroupDRO` for the worst groups, `constrained(model, optimizer, limits)` for
 limits, `GlobalContrastive` for two towers, `fcco.xrisk` for average precision, partial AUC and
@@ -82,27 +64,11 @@ _LAZY = {
 _PARTS = (constraints, continual, groups, methods, optim, outer, previous, terms, tracker)
 
 __all__ = [
-    "Annealed",
-    "AtLeast",
-    "BlockSampler",
-    "CVaRGroupDRO",
-    "Compositional",
-    "Equal",
-    "GlobalContrastive",
-    "GroupBatchSampler",
-    "Measured",
-    "NonFiniteValue",
-    "ReferenceLosses",
-    "UsageWarning",
-    "Width",
-    "constrained",
-    "fleet",
-    "group_mean",
-    "methods",
-    "outer",
-    "terms",
+    "Annealed", "AtLeast", "BlockSampler", "CVaRGroupDRO", "Compositional", "Equal",
+    "GlobalContrastive", "GroupBatchSampler", "Measured", "NonFiniteValue", "ReferenceLosses",
+    "UsageWarning", "Width", "constrained", "fleet", "group_mean", "methods", "outer", "terms",
     "xrisk",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> _Any:

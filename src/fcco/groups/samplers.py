@@ -195,17 +195,6 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
             again (fixed batch shape), "all" takes each sample once.
 
     The other arguments are those of `ResumableSampler`.
-
-    Example:
-        >>> from fcco.groups import GroupBatchSampler
-        >>> sampler = GroupBatchSampler([0, 0, 0, 1, 1, 1, 2, 2, 2], batch_size=4, seed=1)
-        >>> sampler.groups_per_batch, sampler.per_group
-        (2, 2)
-        >>> [len(batch) for batch in sampler]
-        [4, 4, 4]
-        >>> batch = sampler.draw()
-        >>> sampler.state_dict()
-        {'seed': 1, 'epoch': 1, 'consumed': 1}
     """
 
     def __init__(
@@ -323,16 +312,8 @@ class PositiveBatchSampler(GroupBatchSampler):
         batch_size: samples in a batch, on all ranks together.
         positives: how many of them are positives; half of them, at most all there are, unless
             given.
-        batches_per_epoch: one pass over the negatives unless given.
-
-    The other arguments are those of `GroupBatchSampler`.
-
-    Example:
-        >>> from fcco.groups import PositiveBatchSampler
-        >>> labels = [1] * 3 + [0] * 12
-        >>> sampler = PositiveBatchSampler(labels, batch_size=4, positives=1, seed=0)
-        >>> [sum(labels[i] for i in batch) for batch in sampler]
-        [1, 1, 1, 1]
+        options: `batches_per_epoch`, one pass over the negatives unless given, and `seed`, `rank`
+            and `world_size` of `ResumableSampler`.
     """
 
     def __init__(
@@ -340,11 +321,7 @@ class PositiveBatchSampler(GroupBatchSampler):
         labels: Any,
         batch_size: int = 64,
         positives: int | None = None,
-        *,
-        batches_per_epoch: int | None = None,
-        seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
+        **options: Any,
     ) -> None:
         call = "PositiveBatchSampler"
         table = np.asarray(torch.as_tensor(labels).detach().cpu())
@@ -361,12 +338,9 @@ class PositiveBatchSampler(GroupBatchSampler):
         _checks.integer(call, "positives", positives, 1)
         _checks.below(call, "positives", positives, batch_size, "batch_size", "negatives count too")
         negatives = batch_size - positives
-        if batches_per_epoch is None:
-            batches_per_epoch = -(-(len(positive) - number) // negatives)
-        super().__init__(  # group 0 are the negatives, group 1 the positives
-            positive.astype(np.int64), 2, (negatives, positives),
-            batches_per_epoch=batches_per_epoch, seed=seed, rank=rank, world_size=world_size,
-        )  # fmt: skip
+        options.setdefault("batches_per_epoch", -(-(len(positive) - number) // negatives))
+        # Group 0 are the negatives, group 1 the positives.
+        super().__init__(positive.astype(np.int64), 2, (negatives, positives), **options)
         self.batch_size, self.positives = batch_size, positives
 
     def _of_this_rank(self, batch: Ints) -> Ints:
@@ -383,13 +357,6 @@ class BlockSampler(ResumableSampler[Tensor]):
         blocks_per_batch: B1.
         seed: as in `ResumableSampler`; the same on all ranks gives the same blocks.
         batches_per_epoch: ceil(n / B1) unless given; it only sets the length of an iteration.
-
-    Example:
-        >>> from fcco.groups import BlockSampler
-        >>> blocks = BlockSampler(num_blocks=14, blocks_per_batch=4, seed=0)
-        >>> index = blocks.draw()
-        >>> index.shape, index.dtype, len(blocks)
-        (torch.Size([4]), torch.int64, 4)
     """
 
     def __init__(

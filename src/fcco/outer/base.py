@@ -43,15 +43,6 @@ class AbstractOuter(abc.ABC):
             it over a width of lambda times that. None where f has no such number.
         weak_convexity: rho_f, the smallest r such that f + r/2 |.|^2 is convex (0 for convex f,
             `inf` for a function that is not weakly convex).
-
-    Example:
-        >>> import torch, fcco
-        >>> class Relu(fcco.outer.AbstractOuter):
-        ...     convex = monotone = True
-        ...     def __call__(self, u):
-        ...         return u.clamp(min=0)
-        >>> fcco.outer.MoreauEnvelope(Relu(), 0.5)(torch.tensor([0.25, 2.0]))
-        tensor([0.0625, 1.7500])
     """
 
     dim: int | None = 1
@@ -166,14 +157,6 @@ class MoreauEnvelope(AbstractOuter):
         outer: the function f.
         smoothing: lambda, below 1/rho_f. It includes the scale of f: for rho [u]_+ the quadratic
             zone is 0 < u < lambda rho.
-
-    Example:
-        >>> import torch, fcco
-        >>> huber = fcco.outer.MoreauEnvelope(fcco.outer.Absolute(), smoothing=1.0)
-        >>> u = torch.tensor([0.5, 3.0], requires_grad=True)
-        >>> huber(u).sum().backward()
-        >>> u.grad
-        tensor([0.5000, 1.0000])
     """
 
     outer: AbstractOuter

@@ -91,10 +91,6 @@ def project_capped_simplex(
 
     The last axis has length d; `cap` is at least total / d, and total / cap need not be an integer.
     As a tensor it is 0-dimensional or ends in an axis of length 1.
-
-    Example:
-        >>> project_capped_simplex(torch.tensor([3.0, 1.0, 0.9, -2.0]), cap=0.4)
-        tensor([0.4000, 0.3500, 0.2500, 0.0000])
     """
     size = point.shape[-1]
     if not isinstance(cap, Tensor) and not isinstance(total, Tensor):

@@ -135,12 +135,6 @@ class TwoSidedHinge(AbstractOuter):
     It is the dead zone phi of one number, phi(a^T u) with a = (1, -1), hence
     f_lambda(u) = phi_{2 lambda}(u_1 - u_2). Not monotone: y = (c, -c) has both signs (see
     docs/concepts/mathematics.md).
-
-    Example:
-        >>> from fcco.outer import TwoSidedHinge
-        >>> fairness, rates = TwoSidedHinge(tolerance=0.1), torch.tensor([0.8, 0.5])
-        >>> fairness(rates), fairness.prox(rates, 0.05)
-        (tensor(0.2000), tensor([0.7500, 0.5500]))
     """
 
     tolerance: float
@@ -204,11 +198,6 @@ class OneSidedMCP(AbstractOuter):
     same shape is not weakly convex: at its concave kink no rho makes f + rho/2 u^2 convex.)
 
     Its weak convexity rho_f is `curvature`: the envelope exists for lambda < 1/curvature only.
-
-    Example:
-        >>> from fcco.outer import OneSidedMCP
-        >>> OneSidedMCP(scale=1.0, curvature=0.5)(torch.tensor([-1.0, 1.0, 5.0]))
-        tensor([0.0000, 0.7500, 1.0000])
 
     References:
         Zhang (2010), Nearly unbiased variable selection under minimax concave penalty.

@@ -65,17 +65,6 @@ class PreviousParameters(CheckedState):
         offload: keep w_{t-1} in the host's memory (pinned, for CUDA) instead of on the GPU, which
             then holds it during an evaluation only. The values are the same; a step sends the
             parameters over the bus twice. CUDA graphs are recorded anew.
-
-    Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> _ = torch.nn.init.constant_(model.weight, 2.0)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        >>> previous = fcco.previous.PreviousParameters(model, optimizer)
-        >>> model(torch.ones(1, 1)).sum().backward()
-        >>> optimizer.step()
-        >>> model.weight.item(), previous.evaluate(lambda: model.weight.item())
-        (1.0, 2.0)
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizers, *, offload: bool = False) -> None:
