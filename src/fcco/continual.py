@@ -246,12 +246,6 @@ class TaskHeads(nn.Module):
         tasks: number of tasks.
         rank: r.
 
-    Example:
-        >>> import torch, fcco
-        >>> heads = fcco.continual.TaskHeads(torch.nn.Linear(8, 3), tasks=2, rank=4)
-        >>> heads(torch.randn(5, 8), task=torch.tensor([0, 1, 1, 0, 0])).shape
-        torch.Size([5, 3])
-
     References:
         G. Li et al., Model developmental safety: a safety-centric method and applications in
         vision-language models, 2024 (on the text projection, r = 16).
