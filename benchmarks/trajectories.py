@@ -291,7 +291,7 @@ class Pinball(fcco.outer.AbstractOuter):
 
     def prox(self, u: torch.Tensor, step: float | torch.Tensor) -> torch.Tensor:
         """argmin_v f(v) + (u - v)^2 / (2 step)."""
-        return u - u.clamp(-0.7 * step, 0.3 * step)
+        return u - u.clamp(min=-0.7 * step).clamp(max=0.3 * step)
 
 
 @case("compositional/outer functions")
