@@ -347,11 +347,6 @@ def expected_tracking_error(
         drift: delta, the size of each g_i's motion per step.
         systematic: the motion keeps its sign; otherwise each step has an independent random one.
         value_noise: sigma_0, the same at both points of the correction.
-
-    Example:
-        >>> from fcco.diagnostics import expected_tracking_error
-        >>> round(expected_tracking_error(0.5, 10, 10, value_noise=3.0, samples=4), 6)
-        0.75
     """
     call = "expected_tracking_error"
     _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
