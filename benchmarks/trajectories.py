@@ -280,13 +280,27 @@ def _() -> Iterator[Any]:
 # ------------------------------------------------------------------------------------ any outer f
 
 
+class Pinball(fcco.outer.AbstractOuter):
+    """max(0.3 u, -0.7 u): an outer function of a user."""
+
+    convex = True
+
+    def __call__(self, u: torch.Tensor) -> torch.Tensor:
+        """The value f(u)."""
+        return torch.maximum(0.3 * u, -0.7 * u)
+
+    def prox(self, u: torch.Tensor, step: float | torch.Tensor) -> torch.Tensor:
+        """argmin_v f(v) + (u - v)^2 / (2 step)."""
+        return u - u.clamp(min=-0.7 * step).clamp(max=0.3 * step)
+
+
 @case("compositional/outer functions")
 def _() -> Iterator[Any]:
     outers = (
         fcco.outer.Hinge(2.0),
         fcco.outer.SquaredHinge(),
         fcco.outer.Absolute(),
-        fcco.outer.Pinball(0.3),
+        Pinball(),
     )
     for outer in outers:
         for smoothing in (0.0, 0.1):

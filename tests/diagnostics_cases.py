@@ -2,15 +2,14 @@
 
 import torch
 
-from fcco.diagnostics._full_data import FullData, trainable
+from fcco.diagnostics import _FullData
 
 DOUBLE = torch.float64
 
 
-def gram(inner, number, parameters, tile=32, per_layer=True):
+def gram(inner, number, parameters, tile=None):
     """J J^T as the diagnostics compute it."""
-    data = FullData("gram", inner, number, trainable("gram", parameters))
-    return data.gram(per_layer, tile=tile)
+    return _FullData("gram", inner, number, parameters).gram(tile=tile)
 
 
 class Curved:

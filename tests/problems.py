@@ -5,6 +5,7 @@ Only the functions that need cvxpy import it: tests on a GPU machine do without.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,27 @@ class SumOfHinges(AbstractOuter):
 
     def slope(self, gradient: Tensor) -> Tensor:
         return gradient
+
+
+@dataclass(frozen=True)
+class Custom(AbstractOuter):
+    """An outer function from its value and the facts declared of it; the prox is searched."""
+
+    # The fields replace the attributes and the read-only property of the base class.
+    value: Callable[[Tensor], Tensor]
+    lipschitz: float = math.inf
+    convex: bool = False
+    weak_convexity: float = math.inf
+    monotone: bool = False
+    smooth: bool = False
+    dim: int | None = 1
+
+    def __post_init__(self) -> None:
+        if self.convex:
+            object.__setattr__(self, "weak_convexity", 0.0)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.value(u)
 
 
 class TorchQuadratics:

@@ -14,7 +14,7 @@ import reference_dual as dual
 import torch
 from outer_cases import CONVEX
 from outer_cases import Case as OuterCase
-from problems import Point, TorchQuadratics, entries, take_step
+from problems import Custom, Point, TorchQuadratics, entries, take_step
 
 import fcco
 from fcco import outer as fo
@@ -190,7 +190,7 @@ def test_the_rule_is_the_prox_of_the_conjugate(case: OuterCase, alpha=0.8):
 
 def test_a_block_starts_at_zero_also_when_f_has_a_slope_at_zero():
     """f = 2 [u + 1]_+: f*(y) = -y on [0, 2], so y = clip(alpha g + alpha, 0, 2) from y = 0."""
-    rule = DualAscent(fo.Custom(lambda u: 2 * (u + 1).clamp(min=0), 2.0, convex=True), 0.5)
+    rule = DualAscent(Custom(lambda u: 2 * (u + 1).clamp(min=0), 2.0, convex=True), 0.5)
     tracker = fcco.tracker.InnerTracker(
         2, gamma=1.0, correction=0.0, read="new", rule=rule, dtype=DOUBLE
     )

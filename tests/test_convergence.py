@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import Point, decay, program, smoothed_hinge, take_step
+from problems import Custom, Point, decay, program, smoothed_hinge, take_step
 
 import fcco
-from fcco.outer import AbstractOuter, Custom, LogMeanExp
+from fcco.outer import AbstractOuter, LogMeanExp
 
 DOUBLE = torch.float64
 

@@ -269,7 +269,7 @@ def run_doctests(module: types.ModuleType) -> None:
 
 def test_examples_are_found_in_both_packages():
     found = [name.split(".")[0] for name in modules_with_examples()]
-    assert found.count("fcco") > 50 and found.count("fcco_experiments") > 15
+    assert found.count("fcco") > 20 and found.count("fcco_experiments") > 15
 
 
 @pytest.mark.parametrize("name", [*modules_with_examples()])
@@ -419,7 +419,7 @@ def test_the_site(tmp_path: Path):
     documented = {each.split(".")[-1] for each in re.findall(r'id="([\w.]+)"', api)}
     documented |= set(re.findall(r"<code>[\w.]*?(\w+)</code>", api))  # named in a sentence
     packages = "outer tracker terms optim constraints methods groups contrastive continual"
-    modules = [getattr(fcco, name) for name in (packages + " xrisk diagnostics theory").split()]
+    modules = [getattr(fcco, name) for name in (packages + " xrisk diagnostics").split()]
     public = {name for name in dir(fcco) if not name.startswith("_")}
     public = {name for name in public if not isinstance(getattr(fcco, name), types.ModuleType)}
     assert public.union(*(module.__all__ for module in modules)) - documented == set()

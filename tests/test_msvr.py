@@ -9,7 +9,7 @@ import pytest
 import reference as ref
 import reference_msvr as msvr_ref
 import torch
-from problems import Point, TorchQuadratics, entries, take_step
+from problems import Custom, Point, TorchQuadratics, entries, take_step
 from torch.nn.functional import softplus
 
 import fcco
@@ -17,10 +17,8 @@ import fcco
 START, GAMMA = np.linspace(0.5, 1.5, 4), 0.1
 
 SMOOTH = {
-    1: fcco.outer.Custom(softplus, smooth=True),
-    2: fcco.outer.Custom(
-        lambda u: softplus(u[..., 0]) + u[..., 1].square() / 2, smooth=True, dim=2
-    ),
+    1: Custom(softplus, smooth=True),
+    2: Custom(lambda u: softplus(u[..., 0]) + u[..., 1].square() / 2, smooth=True, dim=2),
 }
 """Outer functions whose slope is `softplus_and_square_slope`."""
 

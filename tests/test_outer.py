@@ -58,7 +58,6 @@ def test_gradient_is_autograd_and_finite_difference(case: Case):
         (fo.Hinge(1.5), [0.0]),
         (fo.CVaRHinge(0.4), [0.0]),
         (fo.Absolute(), [0.0]),
-        (fo.Pinball(0.75), [0.0]),
         (fo.DeadZone(0.5), [-0.5, 0.5]),
         (fo.SquaredHinge(), [0.0]),
         (fo.OneSidedMCP(0.9, 0.8), [0.0]),

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 from outer_cases import SCALAR_PROX, Case
+from problems import Custom
 
 import fcco.outer as fo
-from fcco.outer import AbstractOuter, Custom, numeric_prox
+from fcco.outer import AbstractOuter, numeric_prox
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from outer_cases import (
     grid_prox,
     solve,
 )
+from problems import Custom
 
 import fcco
 import fcco.outer as fo
@@ -41,8 +42,8 @@ def by_every_route(outer: fo.AbstractOuter, u: torch.Tensor, step: float) -> dic
     "case",
     [
         *WITH_PROX,
-        Case(fo.Custom(torch.nn.functional.softplus, lipschitz=1.0, convex=True), np.exp),
-        Case(fo.Custom(lambda u: (u - 100).abs(), lipschitz=1.0, convex=True), np.exp),
+        Case(Custom(torch.nn.functional.softplus, lipschitz=1.0, convex=True), np.exp),
+        Case(Custom(lambda u: (u - 100).abs(), lipschitz=1.0, convex=True), np.exp),
         Case(MoreauEnvelope(fo.OneSidedMCP(0.9, 0.8), 1e-4), np.exp),
     ],
     ids=lambda case: repr(case).split(" at 0x")[0],  # the address of a function differs
@@ -117,7 +118,6 @@ def test_prox_of_a_vector_envelope(case: Case):
     [
         (fo.Hinge(3.0), 1),
         (fo.Absolute(0.75), 1),
-        (fo.Pinball(0.75, 2.0), 1),
         (fo.DeadZone(0.5, 4.0), 2),
         (fo.OneSidedMCP(2.0, 0.1), 1),
     ],

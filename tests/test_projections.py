@@ -13,14 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outer_cases import found, solve
 
-from fcco.outer import project_capped_simplex, project_simplex
+from fcco.outer import project_capped_simplex
 from fcco.outer.cvar import capped_threshold
 
 SIZE = 6
 # name -> (projection, constraints for the solver, random member of the set)
 SETS: dict[str, tuple[Callable, Callable[[Any], list]]] = {
-    "simplex": (project_simplex, lambda y: [y >= 0, cp.sum(y) == 1]),
-    "large simplex": (lambda v: project_simplex(v, 3.0), lambda y: [y >= 0, cp.sum(y) == 3]),
+    "simplex": (lambda v: project_capped_simplex(v, 1.0), lambda y: [y >= 0, cp.sum(y) == 1]),
+    "large simplex": (
+        lambda v: project_capped_simplex(v, 3.0, 3.0),
+        lambda y: [y >= 0, cp.sum(y) == 3],
+    ),
     "capped, 1/cap = 2.5": (
         lambda v: project_capped_simplex(v, 0.4),
         lambda y: [y >= 0, y <= 0.4, cp.sum(y) == 1],
@@ -59,6 +62,12 @@ def test_projection_is_the_solver_s(name: str, spread: float):
         y = cp.Variable(SIZE)
         solve(cp.Problem(cp.Minimize(cp.sum_squares(y - v)), constraints(y)))
         np.testing.assert_allclose(projected, found(y), atol=1e-5)
+
+
+def project_simplex(v: torch.Tensor) -> torch.Tensor:
+    """The projection onto {y >= 0, sum y = 1} by sorting (Held, Wolfe and Crowder 1974)."""
+    partial = v.sort(descending=True).values.cumsum(0) - 1
+    return (v - (partial / torch.arange(1, len(v) + 1)).max()).clamp(min=0)
 
 
 entries = st.one_of(

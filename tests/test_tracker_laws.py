@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy import optimize
 
 import fcco
-from fcco import theory
+from fcco.diagnostics import expected_tracking_error
 
 
 def steady_error(
@@ -63,7 +61,7 @@ def test_the_error_of_moving_values_is_that_of_the_law(correction, pattern, p, g
     blocks = int(p * N)
     tracker = fcco.tracker.msvr_tracker(N, gamma, correction, dtype=torch.float64)
     weight = {"auto": (1 - gamma) * p, "theory": (1 - p) / (p * (1 - gamma)) + 1 - gamma}
-    law = theory.expected_tracking_error(
+    law = expected_tracking_error(
         gamma, N, blocks, correction=weight.get(correction, correction), drift=DELTA,
         systematic=pattern == "systematic",
     )  # fmt: skip
@@ -90,7 +88,7 @@ def test_noise_at_a_fixed_point_is_damped_by_gamma_and_the_batch(gamma, samples)
             errors.append((tracker.value.double() - 2).square().mean().item())
     law = sigma**2 * gamma / (2 - gamma) / samples
     assert np.mean(errors) == pytest.approx(law, rel=0.05)
-    told = theory.expected_tracking_error(gamma, n, n, value_noise=sigma, samples=samples)
+    told = expected_tracking_error(gamma, n, n, value_noise=sigma, samples=samples)
     assert told == pytest.approx(law, rel=1e-12)
 
 
@@ -124,24 +122,8 @@ def test_theory_correction_cancels_the_direction_of_motion_exactly():
         assert gap.min() > 1e-3, "only the theory value does"
 
 
-# The laws themselves: `fcco.theory`.
-
-
-def test_the_bias_of_smoothing_on_a_box() -> None:
-    """Minimise |w - a|^2 / 2 subject to w_i <= b with the smoothed hinge penalty."""
-    m, a, b, penalty, smoothing = 4, 1.0, 0.3, 8.0, 0.02
-
-    def slope(w: float) -> float:  # of one coordinate
-        return w - a + np.clip((w - b) / smoothing, 0, penalty) / m
-
-    w: Any = optimize.brentq(slope, b, a)
-    assert w - b == pytest.approx(theory.smoothed_bias(smoothing, m, a - w), rel=1e-9)
-    first_order = theory.smoothed_bias(smoothing, m, a - b)
-    assert w - b == pytest.approx(first_order / (1 + smoothing * m), rel=1e-9)
-
-
 def test_the_tracking_error_in_its_limits() -> None:
-    law = theory.expected_tracking_error
+    law = expected_tracking_error
     at_limit = law(1.0, 5, 5, drift=0.3, value_noise=2.0, samples=2)
     assert at_limit == 4.0 / 2, "all blocks, gamma = 1: the noise of the batch"
     assert law(1.0, 5, 4, drift=0.3, correction=0.0) > 0

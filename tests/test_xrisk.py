@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import reference_xrisk as reference
 import torch
+from problems import Custom
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -1023,7 +1024,7 @@ def test_nested_term():
     tracker = fcco.tracker.InnerTracker(6, 2, gamma=0.4, **options)
     mean = fcco.tracker.InnerTracker(1, gamma=0.3, **options)
     term = NestedTerm(
-        fcco.outer.Custom(lambda v: v**3, smooth=True),
+        Custom(lambda v: v**3, smooth=True),
         lambda u, index: ((index + 1) * u[:, 0] * u[:, 1] ** 2).mean().view(1),
         tracker,
         mean,
@@ -1128,7 +1129,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("PositiveBatchSampler", {"labels": [1, 1]}, "negatives"),
         ("PositiveBatchSampler", {"positives": 8}, "positives"),
         ("PositiveBatchSampler", {"seed": -1}, "seed"),
-        ("PositiveBatchSampler", {"rank": 0, "world_size": 9}, "batch_size"),
+        ("PositiveBatchSampler", {"rank": 0, "world_size": 9, "seed": 0}, "world_size"),
         ("warm_start", {"epochs": 0}, "epochs"),
         ("warm_start", {}, "loader"),
     ],

@@ -197,14 +197,16 @@ def test_the_spectrum_is_that_of_the_diagnostics():
     values, parts = data()
     own = parts["train"]
 
+    s = torch.zeros((), dtype=torch.float64, requires_grad=True)
+
     def inner(index):
         scores = run.model(values.double()[own.rows])
         losses = cross_entropy(scores, own.label, reduction="none")
-        return torch.stack([losses[own.group == i].mean() for i in index.tolist()])
+        return torch.stack([losses[own.group == i].mean() for i in index.tolist()]) - s
 
     row = run.finish()
     for key, with_s in (("gram_smallest", False), ("gram_smallest_with_s", True)):
-        wanted = smallest_eigenvalue(inner, 6, run.model.parameters(), with_threshold=with_s)
+        wanted = smallest_eigenvalue(inner, 6, [*run.model.parameters(), *([s] * with_s)])
         assert row[key] == pytest.approx(wanted.smallest, rel=1e-8) and row[key] > 0
         if not with_s:
             assert row["gram_largest"] == pytest.approx(wanted.largest, rel=1e-8)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco import theory
+from fcco.diagnostics import expected_tracking_error
 from fcco.methods import Icppac, Oss
 from fcco.tracker import theory_correction
 
@@ -82,7 +82,7 @@ class Entry:
             return problem.noise[0] * (h["refresh_samples"] * problem.samples).rsqrt()
         options = {"value_noise": problem.noise[0], "samples": problem.samples}
         gamma: float = h["gamma"]  # type: ignore[assignment]
-        square = theory.expected_tracking_error(
+        square = expected_tracking_error(
             gamma, problem.total, problem.blocks, correction=0.0, **options
         )
         return torch.as_tensor(square).sqrt()

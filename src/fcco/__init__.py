@@ -67,7 +67,6 @@ if _TYPE_CHECKING:
     from . import contrastive as contrastive
     from . import diagnostics as diagnostics
     from . import fleet, xrisk
-    from . import theory as theory
     from .contrastive import GlobalContrastive
 
 __version__ = "0.1.0"
@@ -78,33 +77,16 @@ _LAZY = {
     "contrastive": "contrastive",
     "diagnostics": "diagnostics",
     "fleet": "fleet",
-    "theory": "theory",
     "xrisk": "xrisk",
 }
 _PARTS = (constraints, continual, groups, methods, optim, outer, previous, terms, tracker)
 
 __all__ = [
-    "Annealed",
-    "AtLeast",
-    "BlockSampler",
-    "CVaRGroupDRO",
-    "Compositional",
-    "Equal",
-    "GlobalContrastive",
-    "GroupBatchSampler",
-    "Measured",
-    "NonFiniteValue",
-    "ReferenceLosses",
-    "UsageWarning",
-    "Width",
-    "constrained",
-    "fleet",
-    "group_mean",
-    "methods",
-    "outer",
-    "terms",
+    "Annealed", "AtLeast", "BlockSampler", "CVaRGroupDRO", "Compositional", "Equal",
+    "GlobalContrastive", "GroupBatchSampler", "Measured", "NonFiniteValue", "ReferenceLosses",
+    "UsageWarning", "Width", "constrained", "fleet", "group_mean", "methods", "outer", "terms",
     "xrisk",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> _Any:

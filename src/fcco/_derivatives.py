@@ -25,16 +25,6 @@ class Linearised:
         values: g(x).
         parameters: x.
         group: ranks over which the gradient of `values` is averaged.
-
-    Example:
-        >>> import torch
-        >>> from fcco._derivatives import Linearised
-        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
-        >>> line = Linearised(x.prod()[None], [x])
-        >>> with torch.no_grad():
-        ...     _ = x.fill_(100.0)
-        >>> line.values + line.change([torch.tensor([0.1, 0.0])])
-        tensor([2.2000])
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from . import _checks
 
-__all__ = ["Annealed", "Scaled", "Schedule", "Smoothing", "Width", "at_step"]
+__all__ = ["Annealed", "Schedule", "Smoothing", "Width", "at_step"]
 
 Schedule = float | Callable[[int], float]
 """A number, or a function of the step that gives it."""
@@ -20,8 +20,8 @@ def at_step(schedule: Schedule, step: int) -> float:
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """A schedule times a factor."""
+class _Scaled:
+    """A schedule times a factor; a function could not be pickled."""
 
     schedule: Callable[[int], float]
     factor: float
@@ -43,13 +43,6 @@ class Width:
 
     Args:
         width: a number, 0 for f itself, or a function of the step.
-
-    Example:
-        >>> import fcco
-        >>> tracker = fcco.tracker.ema_tracker(3, gamma=0.1)
-        >>> width, hinge = fcco.Width(0.1), fcco.outer.Hinge(5.0)
-        >>> fcco.terms.CoupledTerm(hinge, tracker, smoothing=width).smoothing
-        0.02
     """
 
     width: Schedule
@@ -59,7 +52,7 @@ class Width:
             _checks.at_least("Width", "width", self.width, 0.0)
 
     def smoothing(self, jump: float) -> Schedule:
-        return Scaled(self.width, 1 / jump) if callable(self.width) else self.width / jump
+        return _Scaled(self.width, 1 / jump) if callable(self.width) else self.width / jump
 
 
 Smoothing = Schedule | Width | Literal["auto"]
@@ -68,14 +61,7 @@ Smoothing = Schedule | Width | Literal["auto"]
 
 @dataclass(frozen=True)
 class Annealed:
-    """Geometric decay from `start` to `end` over `steps` steps, then constant.
-
-    Example:
-        >>> from fcco import Annealed
-        >>> smoothing = Annealed(1.0, 0.01, steps=100)
-        >>> [round(smoothing(t), 3) for t in (0, 50, 100, 500)]
-        [1.0, 0.1, 0.01, 0.01]
-    """
+    """Geometric decay from `start` to `end` over `steps` steps, then constant."""
 
     start: float
     end: float

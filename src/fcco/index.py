@@ -41,7 +41,6 @@ def read_index(place: str, values: Any, number: int | None = None) -> Tensor | M
     ends are known.
 
     Args:
-        place: the user's argument.
         values: integers of shape (N,), as a tensor, an array or a list; or all groups of each
             sample: booleans of shape (N, groups), or a list of lists of ids.
         number: of groups, if it is known.
@@ -60,13 +59,7 @@ def read_index(place: str, values: Any, number: int | None = None) -> Tensor | M
 
 
 def check_range(place: str, low: int, high: int, number: int | None = None) -> None:
-    """Raise unless ids from `low` to `high` are numbers of groups, below `number` if it is known.
-
-    Example:
-        >>> check_range("`index`", 1, 3, number=3)
-        Traceback (most recent call last):
-        IndexError: `index` must lie in [0, 2] but contains: 3. Ids start at 0: do yours start at 1?
-    """
+    """Raise unless ids from `low` to `high` are those of groups, below `number` if it is known."""
     if low < 0 or (number is not None and high >= number):
         limit = "hold ids from 0" if number is None else f"lie in [0, {number - 1}]"
         hint = " Ids start at 0: do yours start at 1?" if 0 < low <= high == number else ""
@@ -76,15 +69,8 @@ def check_range(place: str, low: int, high: int, number: int | None = None) -> N
 def read_names(place: str, values: Iterable[Any]) -> tuple[Memberships, list[Any]]:
     """Number groups that are given by name, in sorted order; also return the names.
 
-    Args:
-        place: the user's argument.
-        values: for each sample its group, a string or any value that can be sorted, None if it has
-            none; or a list of its groups.
-
-    Example:
-        >>> members, names = read_names("`groups`", ["old", "young", None, "old"])
-        >>> members.sample.tolist(), members.group.tolist(), names
-        ([0, 1, 3], [0, 1, 0], ['old', 'young'])
+    The values are for each sample its group, a string or anything that can be sorted, None if it
+    has none; or a list of its groups.
     """
     rows = [
         list(value) if isinstance(value, (list, tuple, set, frozenset, np.ndarray)) else [value]
@@ -117,10 +103,7 @@ def are_memberships(groups: Any) -> bool:
 
 
 def read_memberships(place: str, groups: Any, number: int | None = None) -> Memberships:
-    """The memberships of a boolean matrix or a list of lists; the ids of lists may exceed `number`.
-
-    See `read_index`.
-    """
+    """Those of a boolean matrix or a list of lists, whose ids may exceed `number`."""
     if isinstance(groups, (list, tuple)):
         return _of_lists(place, groups, number)
     table = groups if isinstance(groups, Tensor) else torch.from_numpy(np.array(groups))
@@ -152,8 +135,7 @@ def _of_lists(place: str, rows: Any, number: int | None) -> Memberships:
         )
     sample = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     lowest, groups = (int(group.min()), int(group.max()) + 1) if len(group) else (0, 0)
-    if lowest < 0:
-        raise IndexError(f"{place} must hold ids from 0 but contains: {lowest}.")
+    check_range(place, lowest, groups)
     pairs, times = torch.unique(sample * groups + group, return_counts=True)
     if len(pairs) < len(group):
         row, twice = divmod(int(pairs[times > 1][0]), groups)

@@ -1,64 +1,52 @@
 """Reports: a table of the values an objective has tracked, and findings with their remedies.
 
-| kind of finding | what is tested |
-|---|---|
-| `never-seen` | a block has no value yet |
-| `multiplier-at-cap` | a violated constraint has the largest multiplier its penalty allows |
-| `no-group-at-cap` | no group has the weight 1/(r n) that CVaR gives the worst ones |
-| `zone-below-noise` | the rounded kink is narrower than the median error of the estimates |
-| `estimates-lag` | they lag by over a quarter of the steps (gamma "auto": and more than noise) |
-| `estimates-lag` (function) | they differ from its values by more than the kink's width |
-| `collapse` | the group losses spread by less than their median error |
-| `collapse` (function) | its losses spread by less than 1 % within every group |
-| `multiplier-rising` | a constraint is violated, and its multiplier still grows |
-| `multiplier-zero` | a constraint is violated, and nothing pulls at it |
-| `constraints-oppose` (function) | gradients of violated constraints point against each other |
-
-Those marked so need the user's function, as `report(function=..., index=...)`. The lag is
-n/(gamma B1) - gamma'/gamma steps. For the last three, a violation is more than twice the error. A
-report reads numbers from the device: make one now and then, not in every step.
+`_TESTS` lists the findings: a new one is a row of it, and docs/recipes/how-to-choose.md has a table
+of the kinds. Some need the user's function, as `report(function=..., index=...)`. A report reads
+numbers from the device: make one now and then, not in every step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .inputs import CallReader, Index, split
-from .outer import project_simplex
+from .outer import project_capped_simplex
 from .rules.arrays import tensor
 from .rules.track import correction_weight, standard_errors
-from .terms import AbstractTerm, CVaRTerm
+from .terms import AbstractTerm
 from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
 
 __all__ = [
-    "ConstraintReport",
-    "Finding",
-    "GroupReport",
-    "Report",
-    "Row",
-    "constraint_report",
+    "ConstraintReport", "Finding", "GroupReport", "Report", "Row", "Table", "constraint_report",
     "group_report",
-]
+]  # fmt: skip
 
 Name = str | int
 
 
+class Table(list[list[str]]):
+    """Rows of cells, the head first, that print as a table of at most 20 rows."""
+
+    def __str__(self) -> str:
+        shown, left = self[:21], len(self) - 21
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in shown)
+        lines = ["  ".join(row).rstrip() for row in padded]
+        return "\n".join([*lines, f"... and {left} more"] if left > 0 else lines)
+
+
 @dataclass(frozen=True)
 class Finding:
-    """Something that the numbers of an objective say about its settings.
-
-    Attributes:
-        kind: one word, see `fcco.report`.
-        text: what was found.
-        remedy: what to do about it.
-    """
+    """What was found, of which kind (one word), and what to do about it."""
 
     kind: str
     text: str
@@ -73,7 +61,6 @@ class Row:
     """One group or constraint.
 
     Attributes:
-        name: its name or number.
         value: its loss or value g_i; for a constraint on vectors, the violation. NaN: never seen.
         error: the standard error of the value; NaN where it is unknown, 0 for given values.
         weight: of a group in the gradient; of a constraint, its multiplier.
@@ -100,9 +87,30 @@ class Row:
         """Whether the constraint is violated by more than two errors, if its error is known."""
         return self.met is False and not (self.excess or 0) <= 2 * self.error
 
+    @property
+    def badness(self) -> float:
+        """The loss, or the excess; the least of all if it was never seen."""
+        size = self.value if self.excess is None else self.excess
+        return -math.inf if math.isnan(size) else size
 
-_SHOWN = 20
-"""Rows that a printed report has at most."""
+    def cells(self) -> list[str]:
+        """The row of a printed table."""
+        value = f"{self.value:.4g}"
+        if math.isnan(self.value):
+            value = "never seen"
+        elif self.error != 0:
+            value += " ± " + ("?" if math.isnan(self.error) else f"{self.error:.1g}")
+        weight = "?" if math.isnan(self.weight) else f"{self.weight:.3g}"
+        limit, capped = self.limit, "at cap" if self.capped else ""
+        if limit is None:
+            return [str(self.name), value, weight, capped]
+        met = {True: "yes", False: "no", None: ""}[self.met]
+        if abs(self.excess or 0) < 2 * self.error:  # no with an unknown error
+            met += "?"
+        shown = f"{limit:.4g}" if isinstance(limit, float) else str(limit)
+        if isinstance(limit, tuple):
+            shown = f"{limit[0]:.4g} to {limit[1]:.4g}"
+        return [str(self.name), value, shown, weight, capped, met]
 
 
 @dataclass(frozen=True)
@@ -110,25 +118,21 @@ class Report:
     """A table and findings.
 
     Attributes:
-        rows: one per block, in order.
+        rows: one per block, in order; printed, the worst come first, those never seen last.
         findings: what the numbers say about the settings.
+        worst: the group with the largest loss, or the constraint with the largest excess.
+        seen: how many blocks have a value.
     """
 
     rows: tuple[Row, ...]
     findings: tuple[Finding, ...]
+    worst: Name
+    seen: int
 
     def _text(self, header: list[str], summary: str) -> str:
-        # The worst first, those never seen last.
-        def badness(row: Row) -> float:
-            size = row.value if row.excess is None else row.excess
-            return -math.inf if math.isnan(size) else size
-
-        worst = sorted(self.rows, key=badness, reverse=True)[:_SHOWN]
-        lines = _aligned([header, *map(_cells, worst)])
-        left = len(self.rows) - len(worst)
-        lines += [f"... and {left} more"] * (left > 0)
-        lines += ["", summary, *(f"* {finding}" for finding in self.findings)]
-        return "\n".join(lines)
+        rows = sorted(self.rows, key=lambda row: row.badness, reverse=True)
+        table = Table([header, *(row.cells() for row in rows)])
+        return "\n".join([str(table), "", summary, *(f"* {each}" for each in self.findings)])
 
 
 @dataclass(frozen=True)
@@ -138,15 +142,11 @@ class GroupReport(Report):
     Attributes:
         cvar: CVaR of the losses of the groups seen.
         mean: their mean.
-        worst: the group with the largest loss.
-        seen: how many groups were seen.
         at_cap: how many have the largest weight.
     """
 
     cvar: float
     mean: float
-    worst: Name
-    seen: int
     at_cap: int
 
     def __str__(self) -> str:
@@ -163,16 +163,12 @@ class ConstraintReport(Report):
 
     Attributes:
         violation: how far a value is outside its limit at most; above 0 that is violated.
-        worst: the constraint it belongs to, by name or by number.
         violated: how many constraints are outside their limits.
-        seen: out of how many; a constraint that was never seen has no value yet.
         multiplier: the largest multiplier, in absolute value (those of equalities have a sign).
     """
 
     violation: float
-    worst: Name
     violated: int
-    seen: int
     multiplier: float
 
     def __str__(self) -> str:
@@ -184,71 +180,25 @@ class ConstraintReport(Report):
         )
 
 
-def _cells(row: Row) -> list[str]:
-    value = f"{row.value:.4g}"
-    if math.isnan(row.value):
-        value = "never seen"
-    elif row.error != 0:
-        value += " ± " + ("?" if math.isnan(row.error) else f"{row.error:.1g}")
-    weight = "?" if math.isnan(row.weight) else f"{row.weight:.3g}"
-    cells = [str(row.name), value, weight, "at cap" if row.capped else ""]
-    if row.limit is None:
-        return cells
-    met = {True: "yes", False: "no", None: ""}[row.met]
-    unsure = row.excess is not None and abs(row.excess) < 2 * row.error  # no with an unknown error
-    limit = f"{row.limit:.4g}" if isinstance(row.limit, float) else str(row.limit)
-    if isinstance(row.limit, tuple):
-        limit = f"{row.limit[0]:.4g} to {row.limit[1]:.4g}"
-    return [*cells[:2], limit, *cells[2:], met + "?" * unsure]
-
-
-def _aligned(table: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    pairs = [zip(cells, widths, strict=True) for cells in table]
-    return ["  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in pairs]
-
-
 def group_report(
     objective: Any, weights: Tensor, function: Callable[[], Any] | None, index: Index
 ) -> GroupReport:
-    """The report of an objective over the losses of groups.
-
-    Args:
-        objective: with a term that has a `ratio`.
-        weights: of each group in the gradient.
-        function: as in a call of the objective, or None.
-        index: the group of each of its values.
-    """
-    term = objective.term
-    tracker: InnerTracker = term.tracker
-    seen, number = tracker.seen, tracker.num_inner
-    losses = torch.where(seen, tracker.rows, torch.nan)
+    """See `GroupObjective.report`; the weights are those of each group in the gradient."""
+    term, tracker = objective.term, objective.term.tracker
     known = tracker.seen_rows()
     if not len(known):
         raise ValueError("`report()` needs values: no group has been seen yet.")
-    error = tracker.error()
-    cap = min(1.0, 1 / (term.ratio * number))
-    capped = weights >= cap * (1 - 1e-5)
-    columns = (each.tolist() for each in (losses, error, weights, capped))
-    rows = [Row(*row) for row in zip(term.names or range(number), *columns, strict=True)]
-    findings = [
-        _never_seen(rows, tracker, "group"),
-        _no_group_at_cap(term, known, capped),
-        _zone_below_noise(term, error),
-        _behind(tracker),
-        _equal_losses(known, error[seen]),
-    ]
-    if function is not None:
-        samples = _Samples.of(_measured(objective, function, index))
-        findings += [_off(term, samples), _same_within_groups(samples)]
+    losses = torch.where(tracker.seen, tracker.rows, torch.nan)
+    cap = min(1.0, 1 / (term.ratio * len(losses)))
+    rows = _rows(term.names, losses, tracker.error(), weights, weights >= cap * (1 - 1e-5))
     return GroupReport(
-        rows=tuple(rows),
-        findings=tuple(each for each in findings if each is not None),
+        rows=rows,
+        findings=_findings(_Facts(term, rows, entries=_measured(objective, function, index))),
+        worst=max(rows, key=lambda row: row.badness).name,
+        seen=len(known),
         cvar=term.value().item(),
         mean=known.mean().item(),
-        worst=rows[int(losses.nan_to_num(nan=-torch.inf).argmax())].name,
-        seen=len(known),
-        at_cap=int(capped.sum()),
+        at_cap=sum(row.capped for row in rows),
     )
 
 
@@ -258,295 +208,62 @@ def constraint_report(
     function: Callable[[], Any] | None,
     index: Index,
 ) -> ConstraintReport:
-    """The report of a constrained objective.
-
-    Args:
-        objective: with a term that has `limits`.
-        values: g_i of all constraints, or None for those tracked.
-        function: as in a call of the objective, or None.
-        index: the constraint of each of its values.
-    """
+    """See `ConstrainedObjective.report`."""
     term, tracker = objective.term, objective.term.tracker
     if values is None:
-        excess, multipliers = term.violation(), term.multipliers()
-        error = _per_block(tracker.error(), "amax")
+        violation, multipliers = term.violation(), term.multipliers()
+        error = _largest(tracker.error())
     else:
-        excess, multipliers = term.violation_at(values), term.multipliers_at(values)
-        error = excess.new_zeros(tracker.num_inner)
-    excess, multipliers = _per_block(excess, "amax"), _per_block(multipliers, "largest")
-    seen = int((~excess.isnan()).sum())
-    if not seen:
+        violation, multipliers = term.violation_at(values), term.multipliers_at(values)
+        error = torch.zeros(tracker.num_inner)
+    excess = _largest(violation)
+    if bool(excess.isnan().all()):
         raise ValueError("`report()` needs values: no constraint has been seen yet.")
     shown, limits = excess, [0.0] * tracker.num_inner
-    if tracker.dim == 1:
-        # An excess does not tell the value: that of an equality is a distance.
+    if tracker.dim == 1:  # an excess does not tell the value: that of an equality is a distance
         limits, shown = term.limits.written(), term.values() if values is None else values
         shown = torch.where(excess.isnan(), torch.nan, shown)
     capped = term.capped(values)
-    names = term.limits.names or range(tracker.num_inner)
-    columns = [each.tolist() for each in (shown, error, multipliers, capped)]
-    rows = [Row(*row) for row in zip(names, *columns, limits, excess.tolist(), strict=True)]
-    findings = [_never_seen(rows, tracker, "constraint"), _too_small_penalty(rows)]
-    rise = term.rise()
-    if rise is not None:
-        findings += _not_kept(rows, rise, term.step)
-    if values is None:
-        findings += [_zone_below_noise(term, error), _behind(tracker)]
-    if function is not None:
-        entries = _measured(objective, function, index)
-        parameters = [each for each in objective.model.parameters() if each.requires_grad]
-        findings += [_off(term, _Samples.of(entries)), _opposing(term, rows, entries, parameters)]
-    worst = int(excess.nan_to_num(nan=-torch.inf).argmax())
+    columns = shown, error, _largest(multipliers, signed=True), capped
+    rows = _rows(term.limits.names, *columns, limits, excess)
+    facts = _Facts(
+        term,
+        rows,
+        given=values is not None,
+        entries=_measured(objective, function, index),
+        parameters=tuple(each for each in objective.model.parameters() if each.requires_grad),
+    )
+    worst = max(rows, key=lambda row: row.badness)
     return ConstraintReport(
-        rows=tuple(rows),
-        findings=tuple(each for each in findings if each is not None),
-        violation=excess[worst].item(),
-        worst=rows[worst].name,
-        violated=int((excess > 0).sum()),
-        seen=seen,
-        multiplier=multipliers.nan_to_num(nan=0.0).abs().max().item(),
+        rows=rows,
+        findings=_findings(facts),
+        worst=worst.name,
+        seen=sum(row.met is not None for row in rows),
+        violation=worst.badness,
+        violated=sum(row.met is False for row in rows),
+        multiplier=max(0.0 if math.isnan(row.weight) else abs(row.weight) for row in rows),
     )
 
 
-def _per_block(rows: Tensor, how: str) -> Tensor:
-    """One number per block: the largest, or the one of largest magnitude with its sign."""
+def _rows(names: Sequence[Name] | None, *columns: Any) -> tuple[Row, ...]:
+    lists = [each.tolist() if isinstance(each, Tensor) else each for each in columns]
+    return tuple(Row(*each) for each in zip(names or range(len(lists[0])), *lists, strict=True))
+
+
+def _largest(rows: Tensor, signed: bool = False) -> Tensor:
+    """One number per block: the largest or, `signed`, the one of largest magnitude."""
     if rows.dim() == 1:
         return rows
     rows = rows.flatten(1)
-    if how == "amax":
+    if not signed:
         return rows.amax(1)
     return rows.gather(1, rows.abs().argmax(1, keepdim=True)).squeeze(1)
 
 
-def _listed(names: Sequence[Name], noun: str) -> str:
-    shown = ", ".join(map(repr, names[:5]))
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{noun}{'s' if len(names) > 1 else ''} {shown}{more}"
-
-
-def _never_seen(rows: Sequence[Row], tracker: InnerTracker, noun: str) -> Finding | None:
-    missing = [row.name for row in rows if math.isnan(row.value)]
-    if not missing:
+def _measured(objective: Any, function: Callable[[], Any] | None, index: Index) -> Entries | None:
+    """What the function returns for the term of the report; None without a function."""
+    if function is None:
         return None
-    return Finding(
-        "never-seen",
-        f"{len(missing)} of {len(rows)} {noun}s have no value after {tracker.steps} steps: "
-        f"{_listed(missing, noun)}.",
-        "Early in training that is chance; later check the ids, which count from 0, and how they "
-        "are drawn (`GroupBatchSampler` and `BlockSampler` draw all of them).",
-    )
-
-
-def _median(error: Tensor) -> float:
-    known = error[~error.isnan() & (error > 0)]
-    return known.median().item() if len(known) else math.nan
-
-
-def _zone_below_noise(term: AbstractTerm, error: Tensor) -> Finding | None:
-    width, noise = term.kink_width, _median(error)
-    if width is None or not width < noise:
-        return None
-    kink = f"The rounded kink is {width:.2g} wide" if width else "The kink is not smoothed"
-    return Finding(
-        "zone-below-noise",
-        f"{kink}, the estimates have a standard error of {noise:.2g}: weights and multipliers "
-        "follow the noise.",
-        f"Use smoothing=fcco.Width({2 * noise:.2g}), which the methods 'sonex' and 'alexr2' take, "
-        "more samples of each block, or a smaller gamma.",
-    )
-
-
-def _behind(tracker: InnerTracker) -> Finding | None:
-    """Estimates that are old compared with the training."""
-    number, blocks, gamma = tracker.num_inner, tracker.blocks_per_step, tracker.gamma
-    if not blocks or not gamma:
-        return None
-    # Of a motion that keeps its direction, a moving average is n/(gamma B1) steps behind, and the
-    # correction makes up for gamma'/gamma of them.
-    ahead = correction_weight(tracker.correction, gamma, number, blocks)
-    lag = (number / blocks - ahead) / gamma
-    if lag <= max(2, tracker.steps / 4):
-        return None
-    if tracker.automatic and tracker.estimate is not None:
-        difference, innovation, steps, gain = tracker.estimate.pooled.tolist()
-        by_noise, by_lag = standard_errors(difference, innovation, gain)
-        if steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better
-            return None
-    return Finding(
-        "estimates-lag",
-        f"The estimates are about {lag:.0f} steps behind (n / (gamma B1), with {blocks} of "
-        f"{number} blocks in a batch and gamma={gamma:g}), and {tracker.steps} steps were done.",
-        "Train longer before you read them; or use a larger gamma, or more blocks in a batch.",
-    )
-
-
-@dataclass(frozen=True)
-class _Samples:
-    """The values of a batch by block, of the blocks with two samples or more.
-
-    Attributes:
-        index: the blocks, (B,).
-        mean: of each block's samples, (B,) or (B, d1).
-        variance: of one sample within each block.
-        count: samples per block, shaped to divide `variance`.
-    """
-
-    index: Tensor
-    mean: Tensor
-    variance: Tensor
-    count: Tensor
-
-    @classmethod
-    def of(cls, entries: Entries) -> _Samples | None:
-        """None where entries are no samples, or no block has two of them."""
-        blocks, values = entries.blocks, tensor(entries.fresh).double()
-        if blocks.inverse is None:
-            return None
-        blocks = blocks.as_tensors()
-        count = blocks.counts.to(values)
-        count = count if values.dim() == 1 else count.unsqueeze(1)
-        mean = blocks.sums(values) / count
-        squares = blocks.sums((values - blocks.of_entries(mean)).square())
-        several = blocks.counts > 1
-        if not bool(several.any()):
-            return None
-        count = count[several]
-        variance = squares[several] / (count - 1)
-        return cls(blocks.index[several], mean[several], variance, count)
-
-
-def _off(term: AbstractTerm, samples: _Samples | None) -> Finding | None:
-    """Estimates that are further from fresh values than the zone is wide."""
-    width = term.kink_width
-    if samples is None or width is None or term.tracker.log_space:
-        return None
-    distance = (term.tracker.rows.double()[samples.index] - samples.mean).square().mean()
-    noise = (samples.variance / samples.count).mean()
-    off = math.sqrt(max((distance - noise).item(), 0.0))
-    if off <= max(width, 2 * math.sqrt(noise.item())):
-        return None
-    return Finding(
-        "estimates-lag",
-        f"The estimates are {off:.2g} away from the values of this batch (root mean square, its "
-        f"noise taken off), further than the rounded kink is wide ({width:.2g}).",
-        "The weights answer what the model was some steps ago: use read='new', a larger gamma, "
-        f"more blocks in a batch, or smoothing=fcco.Width({2 * off:.2g}). On data that were not "
-        "trained on, the model itself may differ so much.",
-    )
-
-
-def _no_group_at_cap(term: AbstractTerm, losses: Tensor, capped: Tensor) -> Finding | None:
-    """A zone so wide that the ratio has lost its meaning."""
-    if not isinstance(term, CVaRTerm) or not term.smoothing or term.ratio == 1:
-        return None
-    if isinstance(term.smoothing_schedule, str):  # as wide as the losses cannot be told apart
-        return None
-    number = term.tracker.num_inner
-    above = math.floor(term.ratio * number + 1e-9)  # groups that CVaR gives the cap
-    if bool(capped.any()) or not above or len(losses) < number:
-        return None
-    # If no weight were at the cap in a zone this narrow, the worst `above` groups together would
-    # have less than weight 1, and none of the others would have any.
-    ordered = losses.sort(descending=True).values
-    widest = (ordered[0] - ordered[above]).item()
-    if widest == 0:  # all of them tie
-        return None
-    carrying = int((term.group_weights() > 0).sum())
-    return Finding(
-        "no-group-at-cap",
-        f"ratio={term.ratio:g} has little effect: no group has the largest weight, 1/(r n) = "
-        f"{1 / (term.ratio * number):.2g}, and {carrying} of {number} groups share it, because the "
-        f"rounded kink is {term.smoothing / term.ratio:.2g} wide and the largest loss is only "
-        f"{widest:.2g} above that of rank {above + 1}.",
-        f"Use smoothing=fcco.Width({0.95 * widest:.2g}) or less, unless noise asks for more.",
-    )
-
-
-def _equal_losses(losses: Tensor, error: Tensor) -> Finding | None:
-    """Group losses that their errors cannot tell apart."""
-    if len(losses) < 2:
-        return None
-    spread, noise = losses.std().item(), _median(error)
-    if not spread < noise:
-        return None
-    return Finding(
-        "collapse",
-        f"All group losses are {losses.mean().item():.3g} within their errors (they spread by "
-        f"{spread:.2g}, the standard error is {noise:.2g}).",
-        _CONSTANT,
-    )
-
-
-_CONSTANT = (
-    "If that is the loss of a constant output (ln 2 = 0.693 for two classes), the model ignores "
-    "its input: use a smaller learning rate, a wider zone (smoothing=fcco.Width(...)), or fresher "
-    "estimates (read='new', a larger gamma). If not, all groups are equally good, and all is well."
-)
-
-
-def _same_within_groups(samples: _Samples | None) -> Finding | None:
-    """Losses that do not depend on the sample."""
-    if samples is None or len(samples.index) < 2:
-        return None
-    spread = samples.variance.max().sqrt().item()
-    size = samples.mean.square().mean().sqrt().item()
-    if spread >= 0.01 * size:
-        return None
-    return Finding(
-        "collapse",
-        f"Within each group all samples have the same loss, to {spread:.1g} at a mean of "
-        f"{samples.mean.mean().item():.3g}.",
-        _CONSTANT,
-    )
-
-
-def _too_small_penalty(rows: Sequence[Row]) -> Finding | None:
-    held = [row for row in rows if row.capped and row.met is False]
-    if not held:
-        return None
-    which = _listed([row.name for row in held], "constraint")
-    cap, excess = max(abs(row.weight) for row in held), max(row.excess or 0 for row in held)
-    return Finding(
-        "multiplier-at-cap",
-        f"The multiplier is at its cap, {cap:.3g}, for {which}, and the limit is exceeded by up to "
-        f"{excess:.2g}: the penalty cannot push harder.",
-        "If that stays so, give a larger `penalty` (twice, say); if it does so with any penalty, "
-        "the constraints cannot all hold.",
-    )
-
-
-def _not_kept(rows: Sequence[Row], rise: Tensor, steps: int) -> list[Finding]:
-    """Violated constraints whose multipliers still grow, or are 0."""
-    # One that settles grows less and less; one that grows evenly doubles in as many steps.
-    growth = (rise * steps).tolist()
-    late = [each for each in zip(rows, growth, strict=True) if each[0].violated]
-    rising = [row for row, each in late if each > 0.2 * abs(row.weight) > 1e-20]
-    idle = [row for row, _ in late if abs(row.weight) < 1e-20]
-    findings = []
-    for kind, found, state, remedy in (
-        (
-            "multiplier-rising", rising, "its multiplier still grows",
-            "Train longer; if the value stays while its multiplier grows, the model cannot keep "
-            "this limit beside the others: loosen it.",
-        ),
-        (
-            "multiplier-zero", idle, "nothing pulls at it",
-            "A value that never changes from batch to batch has no unit to act in: return "
-            "`fcco.Measured(value, surrogate)`, or the mean over a batch.",
-        ),
-    ):  # fmt: skip
-        if found and steps >= 100:  # before, none is expected to have settled
-            worst, more = max(found, key=lambda row: row.excess or 0), len(found) - 1
-            text = f"After {steps} steps the limit of {worst.name!r}"
-            text += (
-                f" (and of {more} more)" * (more > 0) + f" is exceeded by {worst.excess:.2g}, and"
-            )
-            findings.append(Finding(kind, f"{text} {state}.", remedy))
-    return findings
-
-
-def _measured(objective: Any, function: Callable[[], Any], index: Index) -> Entries:
-    """What the function returns for the term of the report."""
     terms = dict(objective.terms.items())
     reader = CallReader(terms, shared_index=len(terms) == 1)
     with torch.enable_grad():
@@ -557,67 +274,122 @@ def _measured(objective: Any, function: Callable[[], Any], index: Index) -> Entr
     return entries[name]
 
 
+# What findings are told by.
+
+
+class _Samples(NamedTuple):
+    """The values of a batch by block, of the blocks with two samples or more."""
+
+    index: Tensor
+    mean: Tensor  # of each block's samples
+    variance: Tensor  # of one sample
+    count: Tensor
+
+
+class _Gradients(NamedTuple):
+    """The gradients of violated constraints, each scaled to length 1."""
+
+    names: list[Name]  # of the constraints
+    gram: Tensor  # the cosines
+    shares: Tensor  # of each gradient in the shortest mean of them
+    least: float  # its length
+
+
 _MOST_GRADIENTS = 8
 """Gradients that are compared, each as large as the parameters."""
 
 
-def _opposing(
-    term: Any, rows: Sequence[Row], entries: Entries, parameters: Sequence[Tensor]
-) -> Finding | None:
-    """Violated constraints of which no direction of the parameters lowers all."""
-    blocks, tracker = entries.carrier_blocks.as_tensors(), term.tracker
-    if not entries.carrier.requires_grad:
-        return None
-    sums = blocks.sums(entries.carrier, tracker.log_space)
-    count = blocks.counts.to(sums) if sums.dim() == 1 else blocks.counts.to(sums).unsqueeze(1)
-    means = sums - count.log() if tracker.log_space else sums / count
-    values = tracker.rows.detach().clone().index_copy(0, blocks.index, means.to(tracker.rows))
-    excess = _per_block(term.violation_at(values), "amax")
-    # Of a limit that is met, or was by this batch, nothing has to be said.
-    present = set(blocks.index[excess[blocks.index] > 0].tolist())
-    violated = [k for k, row in enumerate(rows) if row.violated and k in present]
-    violated.sort(key=lambda k: rows[k].excess or 0, reverse=True)
-    units, chosen = [], []
-    for k in violated[:_MOST_GRADIENTS]:
-        parts = torch.autograd.grad(excess[k], parameters, retain_graph=True, allow_unused=True)
-        flat = torch.cat(
-            [
-                (torch.zeros_like(each) if part is None else part).flatten().float()
-                for each, part in zip(parameters, parts, strict=True)
-            ]
-        )
-        length = flat.norm()
-        if length > 0:
-            units.append(flat / length)
-            chosen.append(k)
-    if len(chosen) < 2:
-        return None
-    gram = torch.stack([torch.stack([a @ b for b in units]) for a in units]).double().cpu()
-    shares = _least_norm(gram)
-    least = math.sqrt(max((shares @ gram @ shares).item(), 0.0))
-    if least < 0.1:
-        names = [rows[chosen[k]].name for k, share in enumerate(shares.tolist()) if share > 0.01]
-        text = (
-            f"No step of the parameters lowers {_listed(names, 'constraint')} together: a mean of "
-            f"their gradients, each of length 1, has length {least:.2g}. They cannot all hold near "
-            "these parameters."
-        )
-    else:
-        lowest = int(gram.argmin())
-        first, second = divmod(lowest, len(chosen))
-        cosine = gram[first, second].item()
-        if cosine > -0.5:
+@dataclass(frozen=True)
+class _Facts:
+    """What findings are told by.
+
+    Attributes:
+        term: the term of the report.
+        rows: its rows.
+        given: whether their values are the user's, instead of the tracked ones.
+        entries: what the user's function returned, if there is one.
+        parameters: of the model, where their gradients are wanted.
+    """
+
+    term: Any
+    rows: Sequence[Row]
+    given: bool = False
+    entries: Entries | None = None
+    parameters: Sequence[Tensor] = ()
+
+    @property
+    def tracker(self) -> InnerTracker:
+        return self.term.tracker
+
+    @property
+    def noun(self) -> str:
+        return "group" if self.rows[0].limit is None else "constraint"
+
+    @property
+    def width(self) -> float | None:
+        """The width of the rounded kink; None for a term without one."""
+        return self.term.kink_width
+
+    @property
+    def rise(self) -> Tensor | None:
+        """By how much each multiplier grows in a step; None where none does."""
+        return None if self.noun == "group" else self.term.rise()
+
+    @cached_property
+    def noise(self) -> float:
+        """The median error of the values; NaN if it is not known."""
+        known = [row.error for row in self.rows if row.error > 0]
+        return statistics.median_low(known) if known else math.nan
+
+    @cached_property
+    def samples(self) -> _Samples | None:
+        """None where entries are no samples, or no block has two of them."""
+        if self.entries is None or self.entries.blocks.inverse is None:
             return None
-        pair = [rows[chosen[first]].name, rows[chosen[second]].name]
-        text = (
-            f"The gradients of {_listed(pair, 'constraint')} point against each other (cosine "
-            f"{cosine:.2f}): what lowers one raises the other."
-        )
-    return Finding(
-        "constraints-oppose",
-        text,
-        "Loosen one of their limits, or use a model that can tell their samples apart.",
-    )
+        blocks, values = self.entries.blocks.as_tensors(), tensor(self.entries.fresh).double()
+        count = blocks.counts.to(values)
+        count = count if values.dim() == 1 else count.unsqueeze(1)
+        mean = blocks.sums(values) / count
+        squares = blocks.sums((values - blocks.of_entries(mean)).square())
+        several = blocks.counts > 1
+        if not bool(several.any()):
+            return None
+        count = count[several]
+        variance = squares[several] / (count - 1)
+        return _Samples(blocks.index[several], mean[several], variance, count)
+
+    @cached_property
+    def gradients(self) -> _Gradients | None:
+        """Those of violated constraints; None unless there are two."""
+        entries, tracker = self.entries, self.tracker
+        if entries is None or not self.parameters or not entries.carrier.requires_grad:
+            return None
+        blocks = entries.carrier_blocks.as_tensors()
+        sums = blocks.sums(entries.carrier, tracker.log_space)
+        count = blocks.counts.to(sums) if sums.dim() == 1 else blocks.counts.to(sums).unsqueeze(1)
+        means = sums - count.log() if tracker.log_space else sums / count
+        values = tracker.rows.detach().clone().index_copy(0, blocks.index, means.to(tracker.rows))
+        excess = _largest(self.term.violation_at(values))
+        # Of a limit that is met, or was by this batch, nothing has to be said.
+        present = set(blocks.index[excess[blocks.index] > 0].tolist())
+        violated = [k for k, row in enumerate(self.rows) if row.violated and k in present]
+        violated.sort(key=lambda k: self.rows[k].badness, reverse=True)
+        names, units = [], []
+        for k in violated[:_MOST_GRADIENTS]:
+            parts = torch.autograd.grad(
+                excess[k], self.parameters, retain_graph=True, materialize_grads=True
+            )
+            flat = torch.cat([part.flatten().float() for part in parts])
+            length = flat.norm()
+            if length > 0:
+                units.append(flat / length)
+                names.append(self.rows[k].name)
+        if len(names) < 2:
+            return None
+        gram = torch.stack([torch.stack([a @ b for b in units]) for a in units]).double().cpu()
+        shares = _least_norm(gram)
+        least = math.sqrt(max((shares @ gram @ shares).item(), 0.0))
+        return _Gradients(names, gram, shares, least)
 
 
 def _least_norm(gram: Tensor) -> Tensor:
@@ -625,5 +397,273 @@ def _least_norm(gram: Tensor) -> Tensor:
     shares = torch.full_like(gram[0], 1 / len(gram))
     step = 1 / gram.diagonal().sum()  # at most 1 / the largest eigenvalue
     for _ in range(1000):
-        shares = project_simplex(shares - step * (gram @ shares))
+        shares = project_capped_simplex(shares - step * (gram @ shares), 1.0)
     return shares
+
+
+def _listed(names: Sequence[Name], noun: str) -> str:
+    shown = ", ".join(map(repr, names[:5]))
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{noun}{'s' if len(names) > 1 else ''} {shown}{more}"
+
+
+# The findings. A test returns the numbers of its texts, or None if there is nothing to say.
+
+_Found = Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A finding: its kind, its test, and what it says, with the numbers of the test."""
+
+    kind: str
+    test: Callable[[_Facts], _Found]
+    text: str
+    remedy: str
+
+
+def _findings(facts: _Facts) -> tuple[Finding, ...]:
+    found = ((row, row.test(facts)) for row in _TESTS)
+    return tuple(
+        Finding(row.kind, row.text.format_map(numbers), row.remedy.format_map(numbers))
+        for row, numbers in found
+        if numbers is not None
+    )
+
+
+def _never_seen(facts: _Facts) -> _Found:
+    missing = [row.name for row in facts.rows if math.isnan(row.value)]
+    if not missing:
+        return None
+    return {"missing": len(missing), "number": len(facts.rows), "noun": facts.noun,
+            "steps": facts.tracker.steps, "names": _listed(missing, facts.noun)}  # fmt: skip
+
+
+def _small_penalty(facts: _Facts) -> _Found:
+    """A violated constraint has the largest multiplier its penalty allows."""
+    held = [row for row in facts.rows if row.capped and row.met is False]
+    if not held:
+        return None
+    cap, excess = max(abs(row.weight) for row in held), max(row.badness for row in held)
+    names = _listed([row.name for row in held], "constraint")
+    return {"cap": cap, "excess": excess, "names": names}
+
+
+def _rising(facts: _Facts) -> _Found:
+    """A constraint is violated, and its multiplier still grows."""
+    growth = facts.rise
+    if growth is None:
+        return None
+    # One that settles grows less and less; one that grows evenly doubles in as many steps.
+    growth = (growth * facts.term.step).tolist()
+    late = zip(facts.rows, growth, strict=True)
+    return _late(facts, [row for row, by in late if by > 0.2 * abs(row.weight) > 1e-20])
+
+
+def _idle(facts: _Facts) -> _Found:
+    """A constraint is violated, and nothing pulls at it."""
+    if facts.rise is None:
+        return None
+    return _late(facts, [row for row in facts.rows if abs(row.weight) < 1e-20])
+
+
+def _late(facts: _Facts, rows: Sequence[Row]) -> _Found:
+    rows = [row for row in rows if row.violated]
+    if not rows or facts.term.step < 100:  # before, none is expected to have settled
+        return None
+    worst, more = max(rows, key=lambda row: row.badness), len(rows) - 1
+    name = repr(worst.name) + (f" (and of {more} more)" if more else "")
+    return {"steps": facts.term.step, "name": name, "excess": worst.badness}
+
+
+def _wide_zone(facts: _Facts) -> _Found:
+    """A zone so wide that the ratio has lost its meaning."""
+    term, rows, width = facts.term, facts.rows, facts.width
+    if facts.noun != "group" or not width or term.ratio == 1:
+        return None
+    above = math.floor(term.ratio * len(rows) + 1e-9)  # groups that CVaR gives the cap
+    losses = sorted((row.value for row in rows if not math.isnan(row.value)), reverse=True)
+    # An automatic zone is as wide as the losses cannot be told apart.
+    if term.automatic or any(row.capped for row in rows) or not above or len(losses) < len(rows):
+        return None
+    # If no weight were at the cap in a zone this narrow, the worst `above` groups together would
+    # have less than weight 1, and none of the others would have any.
+    widest = losses[0] - losses[above]
+    if widest == 0:  # all of them tie
+        return None
+    return {"ratio": term.ratio, "width": width, "widest": widest, "rank": above + 1,
+            "asked": 0.95 * widest}  # fmt: skip
+
+
+def _narrow_zone(facts: _Facts) -> _Found:
+    """The rounded kink is narrower than the median error of the estimates."""
+    width, noise = facts.width, facts.noise
+    if width is None or not width < noise:
+        return None
+    kink = f"The rounded kink is {width:.2g} wide" if width else "The kink is not smoothed"
+    return {"kink": kink, "noise": noise, "asked": 2 * noise}
+
+
+def _behind(facts: _Facts) -> _Found:
+    """Estimates lag by over a quarter of the steps and, with an automatic gamma, more than noise.
+
+    Of a motion that keeps its direction, a moving average is n/(gamma B1) steps behind, and the
+    correction makes up for gamma'/gamma of them.
+    """
+    tracker = facts.tracker
+    number, blocks, gamma = tracker.num_inner, tracker.blocks_per_step, tracker.gamma
+    if facts.given or not blocks or not gamma:
+        return None
+    lag = (number / blocks - correction_weight(tracker.correction, gamma, number, blocks)) / gamma
+    if lag <= max(2, tracker.steps / 4):
+        return None
+    if tracker.automatic and tracker.estimate is not None:
+        difference, innovation, steps, gain = tracker.estimate.pooled.tolist()
+        by_noise, by_lag = standard_errors(difference, innovation, gain)
+        if steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better
+            return None
+    return {"lag": lag, "blocks": blocks, "number": number, "gamma": gamma,
+            "steps": tracker.steps}  # fmt: skip
+
+
+def _off(facts: _Facts) -> _Found:
+    """Estimates are further from fresh values than the kink is wide."""
+    samples, width, tracker = facts.samples, facts.width, facts.tracker
+    if samples is None or width is None or tracker.log_space:
+        return None
+    distance = (tracker.rows.double()[samples.index] - samples.mean).square().mean()
+    noise = (samples.variance / samples.count).mean()
+    off = math.sqrt(max((distance - noise).item(), 0.0))
+    if off <= max(width, 2 * math.sqrt(noise.item())):
+        return None
+    return {"off": off, "width": width, "asked": 2 * off}
+
+
+def _equal_losses(facts: _Facts) -> _Found:
+    """The group losses spread by less than their median error."""
+    losses = [row.value for row in facts.rows if not math.isnan(row.value)]
+    if facts.noun != "group" or len(losses) < 2:
+        return None
+    spread, noise = statistics.stdev(losses), facts.noise
+    if not spread < noise:
+        return None
+    return {"mean": statistics.mean(losses), "spread": spread, "noise": noise}
+
+
+def _same_within_groups(facts: _Facts) -> _Found:
+    """The losses spread by less than 1 % within every group."""
+    samples = facts.samples
+    if facts.noun != "group" or samples is None or len(samples.index) < 2:
+        return None
+    spread = samples.variance.max().sqrt().item()
+    size = samples.mean.square().mean().sqrt().item()
+    return {"spread": spread, "mean": samples.mean.mean().item()} if spread < 0.01 * size else None
+
+
+def _no_common_step(facts: _Facts) -> _Found:
+    """No direction of the parameters lowers all violated constraints."""
+    found = facts.gradients
+    if found is None or found.least >= 0.1:
+        return None
+    shares = zip(found.names, found.shares.tolist(), strict=True)
+    names = _listed([name for name, share in shares if share > 0.01], "constraint")
+    return {"names": names, "least": found.least}
+
+
+def _opposite(facts: _Facts) -> _Found:
+    """Gradients of two violated constraints point against each other."""
+    found = facts.gradients
+    if found is None or found.least < 0.1 or (cosine := found.gram.min().item()) > -0.5:
+        return None
+    pair = divmod(int(found.gram.argmin()), len(found.names))
+    return {"names": _listed([found.names[k] for k in pair], "constraint"), "cosine": cosine}
+
+
+_CONSTANT = (
+    "If that is the loss of a constant output (ln 2 = 0.693 for two classes), the model ignores "
+    "its input: use a smaller learning rate, a wider zone (smoothing=fcco.Width(...)), or fresher "
+    "estimates (read='new', a larger gamma). If not, all groups are equally good, and all is well."
+)
+_APART = "Loosen one of their limits, or use a model that can tell their samples apart."
+
+_TESTS = (
+    _Test(
+        "never-seen", _never_seen,
+        "{missing} of {number} {noun}s have no value after {steps} steps: {names}.",
+        "Early in training that is chance; later check the ids, which count from 0, and how they "
+        "are drawn (`GroupBatchSampler` and `BlockSampler` draw all of them).",
+    ),
+    _Test(
+        "multiplier-at-cap", _small_penalty,
+        "The multiplier is at its cap, {cap:.3g}, for {names}, and the limit is exceeded by up to "
+        "{excess:.2g}: the penalty cannot push harder.",
+        "If that stays so, give a larger `penalty` (twice, say); if it does so with any penalty, "
+        "the constraints cannot all hold.",
+    ),
+    _Test(
+        "multiplier-rising", _rising,
+        "After {steps} steps the limit of {name} is exceeded by {excess:.2g}, and its multiplier "
+        "still grows.",
+        "Train longer; if the value stays while its multiplier grows, the model cannot keep "
+        "this limit beside the others: loosen it.",
+    ),
+    _Test(
+        "multiplier-zero", _idle,
+        "After {steps} steps the limit of {name} is exceeded by {excess:.2g}, and nothing pulls "
+        "at it.",
+        "A value that never changes from batch to batch has no unit to act in: return "
+        "`fcco.Measured(value, surrogate)`, or the mean over a batch.",
+    ),
+    _Test(
+        "no-group-at-cap", _wide_zone,
+        "ratio={ratio:g} has little effect: no group has the largest weight, 1/(r n), because the "
+        "rounded kink is {width:.2g} wide and the largest loss is only {widest:.2g} above that of "
+        "rank {rank}.",
+        "Use smoothing=fcco.Width({asked:.2g}) or less, unless noise asks for more.",
+    ),
+    _Test(
+        "zone-below-noise", _narrow_zone,
+        "{kink}, the estimates have a standard error of {noise:.2g}: weights and multipliers "
+        "follow the noise.",
+        "Use smoothing=fcco.Width({asked:.2g}), which the methods 'sonex' and 'alexr2' take, "
+        "more samples of each block, or a smaller gamma.",
+    ),
+    _Test(
+        "estimates-lag", _behind,
+        "The estimates are about {lag:.0f} steps behind (n / (gamma B1), with {blocks} of "
+        "{number} blocks in a batch and gamma={gamma:g}), and {steps} steps were done.",
+        "Train longer before you read them; or use a larger gamma, or more blocks in a batch.",
+    ),
+    _Test(
+        "estimates-lag", _off,
+        "The estimates are {off:.2g} away from the values of this batch (root mean square, its "
+        "noise taken off), further than the rounded kink is wide ({width:.2g}).",
+        "The weights answer what the model was some steps ago: use read='new', a larger gamma, "
+        "more blocks in a batch, or smoothing=fcco.Width({asked:.2g}). On data that were not "
+        "trained on, the model itself may differ so much.",
+    ),
+    _Test(
+        "collapse", _equal_losses,
+        "All group losses are {mean:.3g} within their errors (they spread by {spread:.2g}, the "
+        "standard error is {noise:.2g}).",
+        _CONSTANT,
+    ),
+    _Test(
+        "collapse", _same_within_groups,
+        "Within each group all samples have the same loss, to {spread:.1g} at a mean of "
+        "{mean:.3g}.",
+        _CONSTANT,
+    ),
+    _Test(
+        "constraints-oppose", _no_common_step,
+        "No step of the parameters lowers {names} together: a mean of their gradients, each of "
+        "length 1, has length {least:.2g}. They cannot all hold near these parameters.",
+        _APART,
+    ),
+    _Test(
+        "constraints-oppose", _opposite,
+        "The gradients of {names} point against each other (cosine {cosine:.2f}): what lowers "
+        "one raises the other.",
+        _APART,
+    ),
+)  # fmt: skip

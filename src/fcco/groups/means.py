@@ -89,14 +89,6 @@ class GroupMemberships(Dataset[Any]):
         sample: position of each item's sample in `dataset`, (M,).
         group: group of each item, (M,).
         num_groups: n.
-
-    Example:
-        >>> from torch.utils.data import TensorDataset
-        >>> from fcco.groups import GroupMemberships
-        >>> data = TensorDataset(torch.tensor([10.0, 20.0, 30.0]))
-        >>> members = GroupMemberships(data, [[0], [0, 1], []])
-        >>> members.group.tolist(), members.sample.tolist(), members[2]
-        ([0, 0, 1], [0, 1, 1], (tensor(20.), 1))
     """
 
     def __init__(self, dataset: Dataset[Any], groups: Any, key: str = "group") -> None:

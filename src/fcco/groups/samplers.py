@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,14 +45,29 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
 
     A subclass defines `_stream(generator)`, the endless sequence of batches of one epoch.
 
+    Args:
+        batches_per_epoch: the length of an iteration.
+        seed: of all draws; unless given, a number from torch's global generator. Needed on several
+            ranks.
+        rank: this process, and `world_size` the number of processes; taken from
+            `torch.distributed`, if initialised, unless given.
+
     Attributes:
         epoch: that of the next batch.
         consumed: number of batches consumed in this epoch.
     """
 
-    def __init__(self, call: str, batches_per_epoch: int, seed: int | None, ranks: int) -> None:
+    def __init__(
+        self,
+        batches_per_epoch: int,
+        seed: int | None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        call = type(self).__name__
         _checks.integer(call, "batches_per_epoch", batches_per_epoch, 1)
-        if seed is None and ranks > 1:
+        self.rank, self.world_size = _rank_and_world_size(call, rank, world_size)
+        if seed is None and self.world_size > 1:
             raise ValueError(
                 f"`{call}(seed=...)` is needed on several ranks, the same on all: they draw one "
                 "batch together."
@@ -163,44 +178,30 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     number of ranks.
 
     The shape, from `batch_size`: as many groups as it has room for with two samples of each,
-    B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded down. Many groups, because
-    the estimate of a group that is not in the batch grows old (64 samples of 16 groups trained
-    best as 16 x 4, worst as 2 x 32); two of each, because their spread tells the noise.
+    B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded down, at most the size of
+    the largest group. Many groups, because the estimate of a group that is not in the batch grows
+    old (64 samples of 16 groups trained best as 16 x 4, worst as 2 x 32); two of each, because
+    their spread tells the noise.
 
     Args:
         groups: group id of each sample, (N,), a sequence, array or tensor of integers; every id
             in 0, ..., n - 1 must occur. For samples in several groups, the `group` of
             `GroupMemberships`.
-        groups_per_batch: B1; unless given, it follows from `batch_size`, and from `per_group` if
-            that is given.
-        per_group: B2; likewise. One that is not given is at most the size of the largest group.
-        batch_size: the most samples in a batch, on all ranks together. Give it, or both numbers
-            above.
+        groups_per_batch: B1.
+        per_group: B2, or one number for each group.
+        batch_size: instead of these two, the most samples in a batch, on all ranks together.
         batches_per_epoch: ceil(N / (B1 B2)) unless given.
-        seed: of all draws; unless given, a number from torch's global generator. Needed on several
-            ranks.
-        rank: this process, and `world_size` the number of processes; taken from
-            `torch.distributed`, if initialised, unless given.
         small_groups: what to do with a group of fewer than B2 samples: "repeat" goes through it
             again (fixed batch shape), "all" takes each sample once.
 
-    Example:
-        >>> from fcco.groups import GroupBatchSampler
-        >>> sampler = GroupBatchSampler([0, 0, 0, 1, 1, 1, 2, 2, 2], batch_size=4, seed=1)
-        >>> sampler.groups_per_batch, sampler.per_group
-        (2, 2)
-        >>> [len(batch) for batch in sampler]
-        [4, 4, 4]
-        >>> batch = sampler.draw()
-        >>> sampler.state_dict()
-        {'seed': 1, 'epoch': 1, 'consumed': 1}
+    The other arguments are those of `ResumableSampler`.
     """
 
     def __init__(
         self,
         groups: Any,
         groups_per_batch: int | None = None,
-        per_group: int | None = None,
+        per_group: int | Sequence[int] | None = None,
         *,
         batch_size: int | None = None,
         batches_per_epoch: int | None = None,
@@ -224,23 +225,33 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
                 f"`{call}(groups=...)` must hold every id up to its largest, {sorted_ids[-1]}, "
                 f"but group {absent[0]} has no samples."
             )
-        groups_per_batch, per_group = _shape(
-            call, groups_per_batch, per_group, batch_size, len(present), int(self._sizes.max())
-        )
+        given = groups_per_batch, per_group
+        if (None in given) if batch_size is None else (given != (None, None)):
+            raise ValueError(
+                f"`{call}` takes the size of a batch or its shape: `{call}(groups, batch_size=64)` "
+                f"or `{call}(groups, groups_per_batch=8, per_group=8)`."
+            )
+        if groups_per_batch is None or per_group is None:
+            _checks.integer(call, "batch_size", batch_size, 1)
+            size, largest = int(batch_size or 0), int(self._sizes.max())
+            groups_per_batch = min(len(present), max(1, size // min(2, largest)))
+            per_group = min(size // groups_per_batch, largest)
+        _check_draw(call, "groups_per_batch", groups_per_batch, len(present), "groups")
+        for number in per_group if isinstance(per_group, Sequence) else (per_group,):
+            _checks.integer(call, "per_group", number, 1)
         self.groups_per_batch, self.per_group = groups_per_batch, per_group
-        self._samples_per_batch = np.full(len(present), per_group)  # of each group
+        self._samples_per_batch = np.broadcast_to(per_group, len(present))  # of each group
         if small_groups == "all":
             self._samples_per_batch = np.minimum(self._samples_per_batch, self._sizes)
-        self.rank, self.world_size = _rank_and_world_size(call, rank, world_size)
+        if batches_per_epoch is None:
+            batches_per_epoch = -(-len(ids) // (groups_per_batch * int(np.max(per_group))))
+        super().__init__(batches_per_epoch, seed, rank, world_size)
         smallest = int(np.sort(self._samples_per_batch)[:groups_per_batch].sum())
         if smallest < self.world_size:
             raise ValueError(
                 f"`{call}(world_size=...)` must be at most the smallest batch, {smallest}, "
                 f"but is: {self.world_size} (a rank would get no samples)."
             )
-        if batches_per_epoch is None:
-            batches_per_epoch = -(-len(ids) // (groups_per_batch * per_group))
-        super().__init__(call, batches_per_epoch, seed, self.world_size)
 
     @property
     def num_groups(self) -> int:
@@ -301,16 +312,8 @@ class PositiveBatchSampler(GroupBatchSampler):
         batch_size: samples in a batch, on all ranks together.
         positives: how many of them are positives; half of them, at most all there are, unless
             given.
-        batches_per_epoch: one pass over the negatives unless given.
-
-    The other arguments are those of `GroupBatchSampler`.
-
-    Example:
-        >>> from fcco.groups import PositiveBatchSampler
-        >>> labels = [1] * 3 + [0] * 12
-        >>> sampler = PositiveBatchSampler(labels, batch_size=4, positives=1, seed=0)
-        >>> [sum(labels[i] for i in batch) for batch in sampler]
-        [1, 1, 1, 1]
+        options: `batches_per_epoch`, one pass over the negatives unless given, and `seed`, `rank`
+            and `world_size` of `ResumableSampler`.
     """
 
     def __init__(
@@ -318,11 +321,7 @@ class PositiveBatchSampler(GroupBatchSampler):
         labels: Any,
         batch_size: int = 64,
         positives: int | None = None,
-        *,
-        batches_per_epoch: int | None = None,
-        seed: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
+        **options: Any,
     ) -> None:
         call = "PositiveBatchSampler"
         table = np.asarray(torch.as_tensor(labels).detach().cpu())
@@ -338,23 +337,11 @@ class PositiveBatchSampler(GroupBatchSampler):
             positives = min(batch_size // 2, number)
         _checks.integer(call, "positives", positives, 1)
         _checks.below(call, "positives", positives, batch_size, "batch_size", "negatives count too")
-        ranks = _rank_and_world_size(call, rank, world_size)[1]
-        if batch_size < ranks:
-            raise ValueError(
-                f"`{call}(batch_size=...)` must be at least the number of ranks, {ranks}, but is: "
-                f"{batch_size} (a rank would get no samples)."
-            )
         negatives = batch_size - positives
-        if batches_per_epoch is None:
-            batches_per_epoch = -(-(len(positive) - number) // negatives)
-        super().__init__(
-            positive.astype(np.int64),
-            groups_per_batch=2, per_group=max(positives, negatives),
-            batches_per_epoch=batches_per_epoch, seed=seed, rank=rank, world_size=world_size,
-        )  # fmt: skip
+        options.setdefault("batches_per_epoch", -(-(len(positive) - number) // negatives))
+        # Group 0 are the negatives, group 1 the positives.
+        super().__init__(positive.astype(np.int64), 2, (negatives, positives), **options)
         self.batch_size, self.positives = batch_size, positives
-        # Group 0 are the negatives, group 1 the positives: the base knows one number for both.
-        self._samples_per_batch = np.array([negatives, positives])
 
     def _of_this_rank(self, batch: Ints) -> Ints:
         # Sample rank, rank + world_size, ...: negatives come first in the batch, and a contiguous
@@ -368,15 +355,8 @@ class BlockSampler(ResumableSampler[Tensor]):
     Args:
         num_blocks: n, the number of blocks (m constraints).
         blocks_per_batch: B1.
-        seed: as in `GroupBatchSampler`; the same on all ranks gives the same blocks.
+        seed: as in `ResumableSampler`; the same on all ranks gives the same blocks.
         batches_per_epoch: ceil(n / B1) unless given; it only sets the length of an iteration.
-
-    Example:
-        >>> from fcco.groups import BlockSampler
-        >>> blocks = BlockSampler(num_blocks=14, blocks_per_batch=4, seed=0)
-        >>> index = blocks.draw()
-        >>> index.shape, index.dtype, len(blocks)
-        (torch.Size([4]), torch.int64, 4)
     """
 
     def __init__(
@@ -393,7 +373,7 @@ class BlockSampler(ResumableSampler[Tensor]):
         self.num_blocks, self.blocks_per_batch = num_blocks, blocks_per_batch
         if batches_per_epoch is None:
             batches_per_epoch = -(-num_blocks // blocks_per_batch)
-        super().__init__(call, batches_per_epoch, seed, _rank_and_world_size(call, None, None)[1])
+        super().__init__(batches_per_epoch, seed)
 
     def _stream(self, generator: np.random.Generator) -> Iterator[Tensor]:
         while True:
@@ -426,37 +406,6 @@ def _read_ids(call: str, groups: Any) -> Ints:
         raise ValueError(f"{place} must hold one id per sample but is empty.")
     check_range(place, int(ids.min()), int(ids.max()))
     return ids.detach().cpu().numpy()
-
-
-def _shape(
-    call: str, blocks: int | None, each: int | None, size: int | None, number: int, largest: int
-) -> tuple[int, int]:
-    """B1 and B2: those given, or those that `batch_size` leads to; see `GroupBatchSampler`."""
-    if blocks is not None:
-        _check_draw(call, "groups_per_batch", blocks, number, "groups")
-    if each is not None:
-        _checks.integer(call, "per_group", each, 1)
-    if size is not None:
-        _checks.integer(call, "batch_size", size, 1)
-    if blocks is not None and each is not None:
-        if size is not None:
-            raise ValueError(
-                f"`{call}(batch_size={size})` is for a shape that is not given: leave it out, or "
-                f"one of groups_per_batch={blocks} and per_group={each}."
-            )
-        return blocks, each
-    if size is None:
-        raise ValueError(
-            f"`{call}` must know how large a batch is: `{call}(groups, batch_size=64)`, or "
-            f"`{call}(groups, groups_per_batch=8, per_group=8)`."
-        )
-    if max(blocks or 1, each or 1) > size:
-        given = f"groups_per_batch={blocks}" if each is None else f"per_group={each}"
-        raise ValueError(f"`{call}({given})` does not fit into a batch of batch_size={size}.")
-    if blocks is None:
-        wanted = min(2, largest) if each is None else each
-        blocks = min(number, max(1, size // wanted))
-    return blocks, min(size // blocks, largest) if each is None else each
 
 
 def _check_draw(call: str, name: str, drawn: int, available: int, noun: str) -> None:

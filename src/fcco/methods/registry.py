@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from .. import _checks
+from ..report import Table
 from .alexr import Alexr, Alexr2
 from .lagrangian import Icppac, Oss
 from .multipliers import Multipliers
@@ -159,15 +160,6 @@ def _explained(name: str, known: Sequence[str]) -> str:
     owners = [word for word, kind in METHODS.items() if name in _names(kind)]
     whose = f"a setting of {', '.join(owners)}" if owners else _checks.meant(name, known)
     return f"`{name}` ({whose or 'unknown'})"
-
-
-class Table(list[list[str]]):
-    """Rows of cells, the head first, that print as a table."""
-
-    def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self, strict=True)]
-        padded = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in self)
-        return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
 def table(

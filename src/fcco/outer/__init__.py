@@ -5,7 +5,6 @@
 | `Hinge` | rho [u]_+ | convex, monotone |
 | `CVaRHinge` | [u]_+ / r, of losses minus s | convex, monotone |
 | `Absolute` | w abs(u) | convex |
-| `Pinball` | w max(tau u, (tau - 1) u) | convex |
 | `DeadZone` | w [abs(u) - kappa]_+ | convex |
 | `SquaredHinge` | rho/2 [u]_+^2 | convex, monotone, smooth |
 | `CVaR` | mean of the worst share r | convex, monotone, vector |
@@ -16,21 +15,18 @@
 | `Discount` | c / log2(1 + u), u > 0 | convex for c > 0, smooth |
 | `LogMeanExp` | tau log(exp(nu) + e), nu tracked in log space | convex, monotone, smooth |
 | `OneSidedMCP` | m u - c/2 u^2 for u > 0, then constant | weakly convex, monotone |
-| `Custom` | any value function | as declared |
 | `MoreauEnvelope` | min_v f(v) + norm(u - v)^2 / (2 lambda) | smooth |
 
-`AbstractOuter` is the base class of your own; `numeric_prox` and the projections help to write one.
+`AbstractOuter` is the base class of your own; `numeric_prox` and the projection help to write one.
 """
 
-from .base import AbstractOuter, Custom, numeric_prox
-from .cvar import CVaR, project_capped_simplex, project_simplex
-from .envelope import MoreauEnvelope
-from .piecewise import Absolute, CVaRHinge, DeadZone, Hinge, OneSidedMCP, Pinball, TwoSidedHinge
+from .base import AbstractOuter, MoreauEnvelope, numeric_prox
+from .cvar import CVaR, project_capped_simplex
+from .piecewise import Absolute, CVaRHinge, DeadZone, Hinge, OneSidedMCP, TwoSidedHinge
 from .smooth import ClassSeparation, Discount, Linear, LogMeanExp, Ratio, SquaredHinge
 
 __all__ = [
-    "Absolute", "AbstractOuter", "CVaR", "CVaRHinge", "ClassSeparation", "Custom", "DeadZone",
-    "Discount", "Hinge", "Linear", "LogMeanExp", "MoreauEnvelope", "OneSidedMCP", "Pinball",
-    "Ratio", "SquaredHinge", "TwoSidedHinge", "numeric_prox", "project_capped_simplex",
-    "project_simplex",
+    "Absolute", "AbstractOuter", "CVaR", "CVaRHinge", "ClassSeparation", "DeadZone", "Discount",
+    "Hinge", "Linear", "LogMeanExp", "MoreauEnvelope", "OneSidedMCP", "Ratio", "SquaredHinge",
+    "TwoSidedHinge", "numeric_prox", "project_capped_simplex",
 ]  # fmt: skip

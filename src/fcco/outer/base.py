@@ -1,4 +1,4 @@
-"""The contract of an outer function f: what it must offer and what it may declare.
+"""What an outer function f must offer and may declare, and its Moreau envelope.
 
 An outer function is a frozen dataclass of numbers, without state. A scalar one (`dim = 1`) acts
 elementwise on a tensor of any shape; a vector function acts on the last axis and removes it.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import _checks
 
-__all__ = ["AbstractOuter", "Custom", "check_step", "clip", "derived", "numeric_prox"]
+__all__ = ["AbstractOuter", "MoreauEnvelope", "check_step", "clip", "derived", "numeric_prox"]
 
 derived: Any = property
 """A fact that follows from the parameters; a `property` that may replace a plain attribute."""
@@ -43,15 +43,6 @@ class AbstractOuter(abc.ABC):
             it over a width of lambda times that. None where f has no such number.
         weak_convexity: rho_f, the smallest r such that f + r/2 |.|^2 is convex (0 for convex f,
             `inf` for a function that is not weakly convex).
-
-    Example:
-        >>> import torch, fcco
-        >>> class Relu(fcco.outer.AbstractOuter):
-        ...     convex = monotone = True
-        ...     def __call__(self, u):
-        ...         return u.clamp(min=0)
-        >>> fcco.outer.MoreauEnvelope(Relu(), 0.5)(torch.tensor([0.25, 2.0]))
-        tensor([0.0625, 1.7500])
     """
 
     dim: int | None = 1
@@ -134,42 +125,6 @@ class AbstractOuter(abc.ABC):
         return elementwise if self.dim == 1 else elementwise.sum(-1)
 
 
-@dataclass(frozen=True)
-class Custom(AbstractOuter):
-    r"""A user's outer function from its value alone; gradient by autograd, prox by search.
-
-    The declared facts, those of `AbstractOuter`, are not verified, and methods and the search rely
-    on them. A function that is neither convex nor declared weakly convex has no prox.
-
-    Example:
-        >>> import torch
-        >>> from fcco.outer import Custom
-        >>> softplus = Custom(torch.nn.functional.softplus, lipschitz=1.0, convex=True)
-        >>> softplus.prox(torch.tensor([0.0, 2.0]), 1.0)
-        tensor([-0.4011,  1.2268])
-    """
-
-    # The fields replace the attributes and the read-only property of the base class.
-    value: Callable[[Tensor], Tensor]
-    lipschitz: float = math.inf
-    convex: bool = False
-    weak_convexity: float = math.inf
-    monotone: bool = False
-    smooth: bool = False
-    dim: int | None = 1
-
-    def __post_init__(self) -> None:
-        _checks.at_least("Custom", "lipschitz", self.lipschitz, 0)
-        _checks.at_least("Custom", "weak_convexity", self.weak_convexity, 0)
-        if self.dim is not None:
-            _checks.integer("Custom", "dim", self.dim, 1)
-        if self.convex:
-            object.__setattr__(self, "weak_convexity", 0.0)
-
-    def __call__(self, u: Tensor) -> Tensor:
-        return self.value(u)
-
-
 def check_step(
     outer: AbstractOuter,
     step: float | Tensor,
@@ -183,6 +138,71 @@ def check_step(
     # A tensor is never compared: it may be a batch of parameters under vmap.
     limit = math.inf if isinstance(rho, (int, float)) and rho == 0 else 1 / rho
     _checks.below(call, name, step, limit, "1/weak_convexity", reason)
+
+
+@dataclass(frozen=True)
+class MoreauEnvelope(AbstractOuter):
+    r"""The smoothed outer function f_lambda (paper, section 4: outer smoothing).
+
+    .. math::
+        f_\lambda(u) = \min_v f(v) + \tfrac{1}{2\lambda}\|u - v\|^2, \qquad
+        \nabla f_\lambda(u) = \tfrac{1}{\lambda}(u - \mathrm{prox}_{\lambda f}(u)).
+
+    Both are exact; autograd gives the same gradient (first derivatives only). For convex f the
+    envelope equals Nesterov smoothing, and f_lambda <= f <= f_lambda + lambda C_f^2 / 2. It is
+    convex, monotone and C_f-Lipschitz where f is. The envelope of f_lambda is that of f at a larger
+    lambda (Beck 2017, First-order methods in optimization, theorem 6.63), so its prox is exact too.
+
+    Args:
+        outer: the function f.
+        smoothing: lambda, below 1/rho_f. It includes the scale of f: for rho [u]_+ the quadratic
+            zone is 0 < u < lambda rho.
+    """
+
+    outer: AbstractOuter
+    smoothing: float
+
+    smooth = True
+
+    def __post_init__(self) -> None:
+        argument = "MoreauEnvelope", "smoothing"
+        check_step(self.outer, self.smoothing, argument, "the envelope is not smooth otherwise")
+
+    dim = derived(lambda self: self.outer.dim)
+    convex = derived(lambda self: self.outer.convex)
+    monotone = derived(lambda self: self.outer.monotone)
+    lipschitz = derived(lambda self: self.outer.lipschitz)
+
+    @property
+    def weak_convexity(self) -> float:
+        rho = self.outer.weak_convexity
+        return rho / (1 - self.smoothing * rho)
+
+    def __call__(self, u: Tensor) -> Tensor:
+        point = u.detach()
+        value, slope = self.value_and_gradient(point)
+        # u - point is 0 and its derivative is 1: the product leaves the value as it is and makes
+        # autograd return `slope`, with all its digits, instead of differentiating the formula.
+        return value + self._sum(slope * (u - point))
+
+    def gradient(self, u: Tensor) -> Tensor:
+        return self.value_and_gradient(u)[1]
+
+    def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        return self.outer.envelope_and_gradient(u, self.smoothing)
+
+    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
+        return u - step * self.envelope_gradient(u, step)
+
+    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
+        check_step(self, step)
+        return self.outer.envelope_and_gradient(u, self.smoothing + step)
+
+    def violation(self, u: Tensor) -> Tensor:
+        return self.outer.violation(u)
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        return self.outer.slope(gradient)
 
 
 # Each iteration keeps 0.618 of the bracket: after 62 of them 1e-13 of it is left.

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import _checks
 from .base import AbstractOuter, check_step, clip
 
-__all__ = ["CVaR", "capped_threshold", "project_capped_simplex", "project_simplex"]
+__all__ = ["CVaR", "capped_threshold", "project_capped_simplex"]
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,6 @@ class CVaR(AbstractOuter):
         return project_capped_simplex(u, step * self._cap(u), step)
 
 
-def project_simplex(point: Tensor, total: float | Tensor = 1.0) -> Tensor:
-    """Project onto {y >= 0, sum y = total} (Held, Wolfe and Crowder 1974)."""
-    centred = point - point.amax(dim=-1, keepdim=True)
-    partial = centred.sort(dim=-1, descending=True).values.cumsum(-1)
-    threshold = ((partial - total) / (_numbers(point) + 1)).amax(dim=-1, keepdim=True)
-    return (centred - threshold).clamp(min=0)
-
-
 def project_capped_simplex(
     point: Tensor, cap: float | Tensor, total: float | Tensor = 1.0
 ) -> Tensor:
@@ -99,10 +91,6 @@ def project_capped_simplex(
 
     The last axis has length d; `cap` is at least total / d, and total / cap need not be an integer.
     As a tensor it is 0-dimensional or ends in an axis of length 1.
-
-    Example:
-        >>> project_capped_simplex(torch.tensor([3.0, 1.0, 0.9, -2.0]), cap=0.4)
-        tensor([0.4000, 0.3500, 0.2500, 0.0000])
     """
     size = point.shape[-1]
     if not isinstance(cap, Tensor) and not isinstance(total, Tensor):

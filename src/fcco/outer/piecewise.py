@@ -1,8 +1,4 @@
-"""Outer functions with kinks: zero on an interval, linear on either side of it, or saturating.
-
-Value, prox and envelope of all linear ones are written once, in `_PiecewiseLinear`. The two-sided
-hinge on R^2 is the dead zone of a difference.
-"""
+"""Outer functions with kinks: zero on an interval, linear on either side of it, or saturating."""
 
 from __future__ import annotations
 
@@ -16,63 +12,50 @@ from torch.nn.functional import relu
 from .. import _checks
 from .base import AbstractOuter, check_step, clip, derived
 
-__all__ = [
-    "Absolute", "CVaRHinge", "DeadZone", "Hinge", "OneSidedMCP", "Pinball", "TwoSidedHinge",
-]  # fmt: skip
-
-Bounds = tuple[float, float]
+__all__ = ["Absolute", "CVaRHinge", "DeadZone", "Hinge", "OneSidedMCP", "TwoSidedHinge"]
 
 
 class _PiecewiseLinear(AbstractOuter):
-    r"""high [u - kink]_+ - low [-kink - u]_+, with low <= 0 <= high and kink >= 0.
+    r"""scale [u - kink]_+ and, unless f is monotone, as much on the left: scale [-kink - u]_+.
 
-    The gradient of its envelope is clip(t / step, low, high), where t is the signed distance of u
+    The gradient of its envelope is clip(t / step, low, scale), where t is the signed distance of u
     from [-kink, kink], on which f is 0.
     """
 
     convex = True
     scale: float
     kink = 0.0
+    lipschitz = derived(lambda self: self.scale)
+    jump = derived(lambda self: self.scale - self._low)
 
     def __post_init__(self) -> None:
         _checks.positive(type(self).__name__, "scale", self.scale)
 
-    def _slopes(self) -> Bounds:
-        """The slopes (low, high) left and right of the zero set."""
-        return 0.0 if self.monotone else -self.scale, self.scale
+    @property
+    def _low(self) -> float:
+        """The slope left of the zero set."""
+        return 0.0 if self.monotone else -self.scale
 
     def _distance(self, u: Tensor) -> Tensor:
         """The signed distance t of u from the zero set."""
         return u
 
-    @property
-    def lipschitz(self) -> float:
-        low, high = self._slopes()
-        return max(-low, high)
-
-    @property
-    def jump(self) -> float:
-        low, high = self._slopes()
-        return high - low
-
     def __call__(self, u: Tensor) -> Tensor:
-        low, high = self._slopes()
-        return high * relu(u - self.kink) - low * relu(-self.kink - u)
+        return self.scale * relu(u - self.kink) - self._low * relu(-self.kink - u)
 
     def gradient(self, u: Tensor) -> Tensor:
-        low, high = self._slopes()
-        return high * (u > self.kink).to(u.dtype) + low * (u < -self.kink).to(u.dtype)
+        right, left = (u > self.kink).to(u.dtype), (u < -self.kink).to(u.dtype)
+        return self.scale * right + self._low * left
 
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
         """Move towards the zero set by at most step times the slope."""
         check_step(self, step)
-        low, high = self._slopes()
-        return u - clip(self._distance(u), step * low, step * high)
+        return u - clip(self._distance(u), step * self._low, step * self.scale)
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         """Both from one clip: slope * (t - slope step / 2), and the slope."""
-        distance, (low, high) = self._distance(u), self._slopes()
-        if isinstance(step, Tensor) or isinstance(low, Tensor) or isinstance(high, Tensor):
+        distance, low, high = self._distance(u), self._low, self.scale
+        if isinstance(step, Tensor) or isinstance(high, Tensor):
             check_step(self, step)
             slope = clip(distance / step, low, high)
             return slope * (distance - slope * (step / 2)), slope
@@ -128,23 +111,6 @@ class Absolute(_PiecewiseLinear):
 
 
 @dataclass(frozen=True)
-class Pinball(_PiecewiseLinear):
-    """f(u) = scale max(quantile u, (quantile - 1) u), of quantile regression."""
-
-    quantile: float
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _checks.in_interval(
-            "Pinball", "quantile", self.quantile, 0, 1, open_low=True, open_high=True
-        )
-
-    def _slopes(self) -> Bounds:
-        return self.scale * (self.quantile - 1), self.scale * self.quantile
-
-
-@dataclass(frozen=True)
 class DeadZone(_PiecewiseLinear):
     """f(u) = scale [abs(u) - width]_+, an exact penalty for abs(g_i(w)) <= width."""
 
@@ -169,12 +135,6 @@ class TwoSidedHinge(AbstractOuter):
     It is the dead zone phi of one number, phi(a^T u) with a = (1, -1), hence
     f_lambda(u) = phi_{2 lambda}(u_1 - u_2). Not monotone: y = (c, -c) has both signs (see
     docs/concepts/mathematics.md).
-
-    Example:
-        >>> from fcco.outer import TwoSidedHinge
-        >>> fairness, rates = TwoSidedHinge(tolerance=0.1), torch.tensor([0.8, 0.5])
-        >>> fairness(rates), fairness.prox(rates, 0.05)
-        (tensor(0.2000), tensor([0.7500, 0.5500]))
     """
 
     tolerance: float
@@ -238,11 +198,6 @@ class OneSidedMCP(AbstractOuter):
     same shape is not weakly convex: at its concave kink no rho makes f + rho/2 u^2 convex.)
 
     Its weak convexity rho_f is `curvature`: the envelope exists for lambda < 1/curvature only.
-
-    Example:
-        >>> from fcco.outer import OneSidedMCP
-        >>> OneSidedMCP(scale=1.0, curvature=0.5)(torch.tensor([-1.0, 1.0, 5.0]))
-        tensor([0.0000, 0.7500, 1.0000])
 
     References:
         Zhang (2010), Nearly unbiased variable selection under minimax concave penalty.

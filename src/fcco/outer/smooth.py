@@ -164,11 +164,6 @@ class LogMeanExp(_SmoothOnly):
 
     A tracker with `log_space=True` averages exp(loss / tau) but stores its logarithm nu. In nu the
     outer function is linear without an offset, and convex with one (in u it is concave).
-
-    Example:
-        >>> from fcco.outer import LogMeanExp
-        >>> LogMeanExp(temperature=0.5, offset=1.0)(torch.tensor([-10.0, 0.0, 100.0]))
-        tensor([2.2699e-05, 3.4657e-01, 5.0000e+01])
     """
 
     temperature: float

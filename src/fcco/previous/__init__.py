@@ -1,5 +1,5 @@
 """The parameters before the last optimizer step, and evaluation there."""
 
-from .parameters import ParameterTensors, PreviousParameters, after_closure, parameters_of, unwrap
+from .parameters import PreviousParameters, after_closure, parameters_of, unwrap
 
-__all__ = ["ParameterTensors", "PreviousParameters", "after_closure", "parameters_of", "unwrap"]
+__all__ = ["PreviousParameters", "after_closure", "parameters_of", "unwrap"]

@@ -26,8 +26,7 @@ from .swap import (
 )
 
 __all__ = [
-    "Optimizers", "ParameterTensors", "PreviousParameters", "after_closure", "parameters_of",
-    "unwrap",
+    "Optimizers", "PreviousParameters", "after_closure", "parameters_of", "unwrap",
 ]  # fmt: skip
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -52,30 +51,68 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-class ParameterTensors(CheckedState):
-    """One tensor per parameter of some optimizers, saved by position in `state_dict()`."""
+class PreviousParameters(CheckedState):
+    r"""Hold w_{t-1} and evaluate functions there.
 
-    def __init__(self, optimizer: Optimizers) -> None:
+    Only torch's random streams are replayed; draw NumPy or Python random numbers in the data
+    loader, not in the function.
+
+    Args:
+        model: the module (plain, DDP, FSDP2 or compiled).
+        optimizer: the optimizer, or several that share the model; w_{t-1} is where the first of
+            them to step since the last evaluation found it. A skipped step (GradScaler) copies
+            nothing.
+        offload: keep w_{t-1} in the host's memory (pinned, for CUDA) instead of on the GPU, which
+            then holds it during an evaluation only. The values are the same; a step sends the
+            parameters over the bus twice. CUDA graphs are recorded anew.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizers, *, offload: bool = False) -> None:
         super().__init__()
         several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
-        self.optimizers = tuple(unwrap(each) for each in several)
+        self.optimizers, self.offload = tuple(unwrap(each) for each in several), offload
+        if any(hasattr(p, "_fsdp_flattened") for p in self._parameters_in_order()):
+            raise TypeError(
+                "`PreviousParameters` cannot put other values into a model wrapped by "
+                "FullyShardedDataParallel (FSDP 1). Use `torch.distributed.fsdp.fully_shard` "
+                "(FSDP2), or a tracker without correction."
+            )
+        # A tuple hides the model from the module registry: it has its own state_dict.
+        self._model = (model,)
+        self._swap = ParameterSwap(model)
         self._saved: dict[Tensor, Tensor] = {}
         self._loaded: dict[str, Tensor] | None = None  # from a checkpoint, not yet checked
+        self.snapshots = 0  # how often the parameters were copied
+        self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
+        self._handles: list[Any] = []
+        self.attach_hooks()
 
-    @property
-    def parameters_in_order(self) -> list[Tensor]:
+    def _parameters_in_order(self) -> list[Tensor]:
         return [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
 
     @property
     def tensors(self) -> dict[Tensor, Tensor]:
+        """The copy of each parameter."""
         if self._loaded is not None:
-            self._adopt_loaded()
+            for parameter, local, tensor in self._matched(self._loaded):
+                self._saved[parameter] = empty_copy(local, host=self.offload).copy_(tensor)
+            self._loaded = None
         return self._saved
 
+    @property
+    def ready(self) -> bool:
+        """Whether a step has been taken; before it, w_{-1} = w_0."""
+        return bool(self._saved) or self._loaded is not None
+
+    # The state: the copies by the position of their parameters.
+
     def get_extra_state(self) -> Tensor:
+        self._swap.restore()
         if self._loaded is not None:
             return pack(self._loaded)
-        keys = {parameter: str(k) for k, parameter in enumerate(self.parameters_in_order)}
+        if self.offload:
+            wait_for_copies(self._saved)
+        keys = {parameter: str(k) for k, parameter in enumerate(self._parameters_in_order())}
         return pack({keys[p]: saved for p, saved in self._saved.items() if p in keys})
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -90,13 +127,9 @@ class ParameterTensors(CheckedState):
         self._saved.clear()
         self._loaded = unpack(state) or None
 
-    def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
-        """A copy of a loaded tensor on the device of its parameter; its dtype stays."""
-        return tensor.to(local.device, copy=True)
-
     def _matched(self, loaded: dict[str, Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Parameters, what this process holds of each, and what was loaded for it."""
-        found, parameters = [], self.parameters_in_order
+        found, parameters = [], self._parameters_in_order()
         for key, tensor in loaded.items():
             if int(key) >= len(parameters):
                 raise ValueError(
@@ -106,73 +139,17 @@ class ParameterTensors(CheckedState):
             local = local_part(parameters[int(key)])
             if tensor.shape != local.shape:
                 raise ValueError(
-                    f"parameter {key} has shape {tuple(tensor.shape)} in the checkpoint "
-                    f"but {tuple(local.shape)} in the optimizer; the checkpoint belongs to another "
-                    "model or sharding."
+                    f"parameter {key} has shape {tuple(tensor.shape)} in the checkpoint but "
+                    f"{tuple(local.shape)} in the optimizer: another model or sharding."
                 )
             found.append((parameters[int(key)], local, tensor))
         return found
-
-    def _adopt_loaded(self) -> None:
-        for parameter, local, tensor in self._matched(self._loaded or {}):
-            self._saved[parameter] = self.copy_loaded(tensor, local)
-        self._loaded = None
-
-
-class PreviousParameters(ParameterTensors):
-    r"""Hold w_{t-1} and evaluate functions there.
-
-    Only torch's random streams are replayed; draw NumPy or Python random numbers in the data
-    loader, not in the function.
-
-    Args:
-        model: the module (plain, DDP, FSDP2 or compiled).
-        optimizer: the optimizer, or several that share the model; w_{t-1} is where the first of
-            them to step since the last evaluation found it. A skipped step (GradScaler) copies
-            nothing.
-        offload: keep w_{t-1} in the host's memory (pinned, for CUDA) instead of on the GPU, which
-            then holds it during an evaluation only. The values are the same; a step sends the
-            parameters over the bus twice. CUDA graphs are recorded anew.
-
-    Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> _ = torch.nn.init.constant_(model.weight, 2.0)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        >>> previous = fcco.previous.PreviousParameters(model, optimizer)
-        >>> model(torch.ones(1, 1)).sum().backward()
-        >>> optimizer.step()
-        >>> model.weight.item(), previous.evaluate(lambda: model.weight.item())
-        (1.0, 2.0)
-    """
-
-    def __init__(self, model: nn.Module, optimizer: Optimizers, *, offload: bool = False) -> None:
-        super().__init__(optimizer)
-        self.offload = offload
-        if any(hasattr(p, "_fsdp_flattened") for o in self.optimizers for p in parameters_of(o)):
-            raise TypeError(
-                "`PreviousParameters` cannot put other values into a model wrapped by "
-                "FullyShardedDataParallel (FSDP 1). Use `torch.distributed.fsdp.fully_shard` "
-                "(FSDP2), or a tracker without correction."
-            )
-        # A tuple hides the model from the module registry: it has its own state_dict.
-        self._model = (model,)
-        self._swap = ParameterSwap(model)
-        self.snapshots = 0  # how often the parameters were copied
-        self._stepped: set[int] = set()  # optimizers that stepped since the last evaluation
-        self._handles: list[Any] = []
-        self.attach_hooks()
-
-    @property
-    def ready(self) -> bool:
-        """Whether a step has been taken; before it, w_{-1} = w_0."""
-        return bool(self._saved) or self._loaded is not None
 
     def snapshot(self) -> None:
         """Copy the parameters; called before every optimizer step by a hook."""
         self._swap.restore()
         offload, saved = self.offload, self.tensors
-        sources = parameters = self.parameters_in_order
+        sources = parameters = self._parameters_in_order()
         if any_sharded(parameters):
             sources = [local_part(p) for p in parameters]
         targets = []
@@ -184,12 +161,6 @@ class PreviousParameters(ParameterTensors):
         with Uninterrupted():
             copy_all(targets, sources, to_host=offload)
             self.snapshots += 1
-
-    def get_extra_state(self) -> Tensor:
-        self._swap.restore()
-        if self.offload:
-            wait_for_copies(self._saved)
-        return super().get_extra_state()
 
     def forget(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Drop the copy, so that w_{t-1} = w_t at the next evaluation (start of a round)."""
@@ -249,9 +220,6 @@ class PreviousParameters(ParameterTensors):
             self._stepped.clear()
             self.snapshot()
         self._stepped.add(id(optimizer))
-
-    def copy_loaded(self, tensor: Tensor, local: Tensor) -> Tensor:
-        return empty_copy(local, host=self.offload).copy_(tensor)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made by pickle or deepcopy has other optimizers: it attaches to those.

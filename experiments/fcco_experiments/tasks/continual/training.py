@@ -393,7 +393,7 @@ class ContinualTraining(BaseTraining):
             return torch.stack([losses[classes == k].mean() - limits[k] for k in index.tolist()])
 
         parameters = [p for p in encoder.model.parameters() if p.requires_grad]
-        best = diagnostics.kkt(loss, inner, number, parameters, per_layer=False)
+        best = diagnostics.kkt(loss, inner, number, parameters)
         row: Row = {
             "kkt_best_stationarity": best.stationarity,
             "kkt_best_complementarity": best.complementarity,
@@ -402,9 +402,7 @@ class ContinualTraining(BaseTraining):
         }
         if self.built.constrained:
             prices = self.built.multipliers()
-            used = diagnostics.kkt(
-                loss, inner, number, parameters, multipliers=prices, per_layer=False
-            )
+            used = diagnostics.kkt(loss, inner, number, parameters, multipliers=prices)
             row["kkt_stationarity"] = used.stationarity
             row["kkt_complementarity"] = used.complementarity
         return row

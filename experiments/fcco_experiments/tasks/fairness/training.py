@@ -180,7 +180,7 @@ class FairnessTraining(BaseTraining):
         constraint is violated; nothing where all hold.
         """
         jacobian = diagnostics.constraint_condition(
-            self._violations, self.built.count, self.parameters, per_layer=False
+            self._violations, self.built.count, self.parameters
         )
         if jacobian.feasible:
             return {}
@@ -191,11 +191,9 @@ class FairnessTraining(BaseTraining):
         with self.evaluating():
             used = diagnostics.kkt(
                 self._loss, self._signed_violations, 2 * self.built.count, self.parameters,
-                multipliers=self.built.signed_multipliers(), per_layer=False,
+                multipliers=self.built.signed_multipliers(),
             )  # fmt: skip
-            best = diagnostics.kkt(
-                self._loss, self._violations, self.built.count, self.parameters, per_layer=False
-            )
+            best = diagnostics.kkt(self._loss, self._violations, self.built.count, self.parameters)
             return {
                 "kkt_stationarity": used.stationarity,
                 "kkt_feasibility": used.feasibility,

@@ -1,4 +1,8 @@
-"""Losses of the model before fine-tuning, one per protected sample, measured once."""
+"""Continual learning: fine-tune a model under the constraint that no protected task gets worse.
+
+`ReferenceLosses` holds the losses of the model before fine-tuning; `TaskHeads` gives each
+protected task parameters of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .. import _checks
-from .._distributed import Group, find_group, gather_rows
-from .._files import DamagedFile, read_values, state_checksum, write_values
-from .._state import KeepsPrecision
+from . import _checks
+from ._distributed import Group, find_group, gather_rows
+from ._files import DamagedFile, read_values, state_checksum, write_values
+from ._state import KeepsPrecision
 
-__all__ = ["ReferenceLosses"]
+__all__ = ["ReferenceLosses", "TaskHeads"]
 
-Batches = Iterable[tuple[Tensor | Sequence[int], Tensor]]
+_Batches = Iterable[tuple[Tensor | Sequence[int], Tensor]]
 """Row numbers and losses, both of shape (R,)."""
 
 
@@ -39,27 +43,6 @@ class ReferenceLosses(KeepsPrecision):
 
     Args:
         losses: one finite number per sample, shape (N,).
-
-    Example:
-        >>> import torch, fcco
-        >>> from torch.nn.functional import cross_entropy
-        >>> x, label = torch.randn(60, 5), torch.arange(60) % 3
-        >>> model = torch.nn.Linear(5, 4)
-        >>> def losses(rows):
-        ...     return cross_entropy(model(x[rows]), label[rows], reduction="none")
-        >>> def protected():
-        ...     for rows in torch.arange(60).split(16):
-        ...         yield rows, losses(rows)
-        >>> reference = fcco.ReferenceLosses.measure(model, protected, size=60)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> objective = fcco.constrained(model, optimizer, 3)
-        >>> new_x, new_label, rows = torch.randn(8, 5), torch.full((8,), 3), torch.arange(12)
-        >>> loss = objective(
-        ...     lambda: (cross_entropy(model(new_x), new_label), losses(rows) - reference(rows)),
-        ...     label[rows])
-        >>> loss.backward(); optimizer.step()
-        >>> objective.violation()
-        tensor([0., 0., 0.])
 
     References:
         G. Li et al., Model developmental safety: a safety-centric method and applications in
@@ -91,7 +74,7 @@ class ReferenceLosses(KeepsPrecision):
     def measure(
         cls,
         model: nn.Module,
-        batches: Callable[[], Batches],
+        batches: Callable[[], _Batches],
         size: int,
         *,
         data: str = "",
@@ -237,3 +220,71 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+class TaskHeads(nn.Module):
+    r"""A linear layer x W + b that has its own weight W_k for each task k.
+
+    .. math::
+        W_k = W + A_k B_k, \qquad A_k \in \mathbb R^{\text{in}\times r},\;
+        B_k \in \mathbb R^{r\times\text{out}}, \qquad
+        (A_k)_{ij} \sim \mathcal N(0, 1/\text{in}),\; B_k = 0 \text{ at the start}
+
+    At the start every head equals the layer. A_k and B_k enter the constraint h_k of task k and no
+    other constraint, so they add a diagonal matrix to the Gram matrix of the constraints'
+    gradients,
+
+    .. math::
+        \Delta_{kk} = \|\partial h_k/\partial A_k\|^2 + \|\partial h_k/\partial B_k\|^2
+            = \|G_k B_k^\top\|^2 + \|A_k^\top G_k\|^2, \qquad G_k = \partial h_k/\partial W_k,
+
+    and raise its smallest eigenvalue by at least the smallest entry. At the start, the mean of that
+    of task k over A_k is r/in times :math:`\|G_k\|^2`.
+
+    Args:
+        linear: the layer, kept as `base` and trained with the rest unless you freeze it.
+        tasks: number of tasks.
+        rank: r.
+
+    References:
+        G. Li et al., Model developmental safety: a safety-centric method and applications in
+        vision-language models, 2024 (on the text projection, r = 16).
+    """
+
+    def __init__(self, linear: nn.Linear, tasks: int, rank: int = 16) -> None:
+        super().__init__()
+        _checks.integer("TaskHeads", "tasks", tasks, 1)
+        _checks.integer("TaskHeads", "rank", rank, 1)
+        self.base, self.tasks, self.rank = linear, tasks, rank
+        # Only B is zero: with both zero, both gradients would be zero and no head could learn.
+        self.down = nn.Parameter(linear.weight.new_empty(tasks, linear.in_features, rank))
+        self.up = nn.Parameter(linear.weight.new_zeros(tasks, rank, linear.out_features))
+        nn.init.normal_(self.down, std=linear.in_features**-0.5)
+
+    def forward(self, x: Tensor, task: int | Tensor | None = None) -> Tensor:
+        """Apply the layer (`task` None), or the head of one task, or of one task per row of x."""
+        out = self.base(x)
+        if task is None:
+            return out
+        if isinstance(task, Tensor):
+            return out + self._correction_per_row(x, task)
+        _checks.integer("TaskHeads", "task", task, 0)
+        if task >= self.tasks:
+            raise ValueError(f"`TaskHeads(task=...)` must be below {self.tasks} but is: {task}.")
+        return out + x @ self.down[task] @ self.up[task]
+
+    def _correction_per_row(self, x: Tensor, task: Tensor) -> Tensor:
+        integer = not (task.is_floating_point() or task.is_complex() or task.dtype == torch.bool)
+        if task.shape != x.shape[:-1] or not integer:
+            raise ValueError(
+                f"`TaskHeads(task=...)` must be integers of shape {tuple(x.shape[:-1])}, one per "
+                f"row of x, but has shape {tuple(task.shape)} and dtype {task.dtype}."
+            )
+        ids = task.reshape(-1)
+        # index_select, not self.down[ids]: that would read task -1 as the last one.
+        narrow = torch.bmm(x.reshape(-1, 1, x.shape[-1]), self.down.index_select(0, ids))
+        wide = torch.bmm(narrow, self.up.index_select(0, ids))
+        return wide.view(*task.shape, -1)
+
+    def extra_repr(self) -> str:
+        return f"tasks={self.tasks}, rank={self.rank}"

@@ -1,0 +1,365 @@
+"""Diagnostics: what a point has reached, measured on the full data, and what a tracker can reach.
+
+| question | function |
+|---|---|
+| KKT residuals, with given or the best multipliers | `kkt` |
+| the smallest eigenvalue of the stacked Jacobian's Gram matrix | `smallest_eigenvalue` |
+| the singular value of violated constraints | `constraint_condition` |
+| the expected error of tracked values, in closed form | `expected_tracking_error` |
+
+The first three are functions of the model at its current parameters and return small frozen
+dataclasses. The best multipliers need scipy (`pip install scipy`). Common arguments:
+
+* `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or, of `smallest_eigenvalue` alone,
+  (B, d1), on the full data and with an autograd graph to `parameters`; deterministic, so set the
+  model to evaluation mode first. It is asked for at most 64 blocks at a time.
+* `num_inner` is n, `num_constraints` m, `parameters` w.
+* `loss` returns g_0(w), if there is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from .tracker import NonFiniteValue, theory_correction
+
+__all__ = [
+    "KKT", "ConstraintCondition", "Spectrum", "constraint_condition", "expected_tracking_error",
+    "kkt", "smallest_eigenvalue",
+]  # fmt: skip
+
+Inner = Callable[[Tensor], Tensor]
+Loss = Callable[[], Tensor]
+
+
+_CHUNK = 64
+"""Blocks per autograd graph."""
+
+
+class _FullData:
+    """A problem at the current parameters; `call` is the public function, which errors name."""
+
+    def __init__(
+        self,
+        call: str,
+        inner: Inner,
+        num_inner: int,
+        parameters: Iterable[Tensor],
+        loss: Loss | None = None,
+    ) -> None:
+        _checks.integer(call, "num_inner", num_inner, 1)
+        self.call, self.inner, self.loss = call, inner, loss
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        if not self.parameters:
+            raise ValueError(
+                f"`{call}(parameters=...)` has no tensor that requires a gradient "
+                "(an iterator such as `model.parameters()` can be used only once)."
+            )
+        self.index = torch.arange(num_inner, device=self.parameters[0].device)
+
+    def constraint_values(self) -> Tensor:
+        """g_i(w) of scalar constraints, shape (m,), detached, in float64."""
+        # Gradients stay enabled: an inner function may differentiate inside itself.
+        values = torch.cat([self._of(p).detach().double() for p in self.index.split(_CHUNK)])
+        if values.dim() == 2 and values.shape[1] != 1:
+            raise ValueError(
+                f"`{self.call}(inner=...)` gives d1 = {values.shape[1]} values per constraint: "
+                "write a vector constraint as several scalar ones."
+            )
+        return values.reshape(-1)
+
+    def gradient(self, weights: Tensor) -> list[Tensor]:
+        """sum_i J_i^T weights_i (+ grad g_0) in float64, one tensor per parameter."""
+        total = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters]
+        for part in self._parts(self.index, _CHUNK):
+            values = self._of(part)
+            # One backward pass sums J_i^T weights_i over the chunk; no Jacobian is formed.
+            cotangent = torch.ones(1) if part is None else weights[part].reshape(values.shape)
+            gradients = torch.autograd.grad(
+                values, self.parameters, cotangent.to(values), materialize_grads=True
+            )
+            for partial_sum, gradient in zip(total, gradients, strict=True):
+                partial_sum += gradient
+        self._check_finite(*total)
+        return total
+
+    def gram(self, index: Tensor | None = None, tile: int | None = None) -> Tensor:
+        """The Gram matrix J J^T of the blocks in `index` (all by default), in float64.
+
+        Rows are ordered block by block; where there is a loss, its gradient is the last row. Two
+        tiles of blocks are alive at a time and gradients are recomputed: 2 tile d1 d numbers
+        instead of n d1 d, at about n^2 d1 / (2 tile) backward passes. A tile has at most 32 blocks
+        and, unless one block is larger, half a gigabyte.
+        """
+        index = self.index if index is None else index
+        width = self._of(index[:1]).numel()  # d1, rows per block
+        if tile is None:
+            numbers = width * sum(p.numel() for p in self.parameters)
+            tile = max(1, min(32, 2**26 // numbers))
+        tiles = self._parts(index, tile)
+        ends = list(itertools.accumulate(1 if t is None else len(t) * width for t in tiles))
+        places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        matrix = torch.empty(ends[-1], ends[-1], dtype=torch.float64, device=index.device)
+        for position, row in enumerate(places):
+            left = self._rows(tiles[position])
+            matrix[row, row] = left @ left.T
+            for other in range(position + 1, len(tiles)):
+                # The right tile has no name, so it is freed before the next is computed.
+                matrix[row, places[other]] = left @ self._rows(tiles[other]).T
+                matrix[places[other], row] = matrix[row, places[other]].T
+            del left  # or three tiles would exist while the next left one is computed
+        self._check_finite(matrix)
+        return matrix
+
+    def _rows(self, tile: Tensor | None) -> Tensor:
+        """Gradients of the values of one tile."""
+        values, parameters = self._of(tile).reshape(-1), self.parameters
+        last = len(values) - 1  # one backward pass per value; the last one frees the graph
+        rows = values.new_empty(
+            len(values), sum(p.numel() for p in parameters), dtype=torch.float64
+        )
+        for position, value in enumerate(values):
+            gradients = torch.autograd.grad(
+                value, parameters, retain_graph=position < last, materialize_grads=True
+            )
+            torch.cat([g.reshape(-1).double() for g in gradients], out=rows[position])
+        return rows
+
+    def _parts(self, index: Tensor, size: int) -> list[Tensor | None]:
+        """Blocks in parts of this size; None stands for g_0, if there is one."""
+        return [*index.split(size), *([] if self.loss is None else [None])]
+
+    def _of(self, index: Tensor | None) -> Tensor:
+        """g_i(w) for the blocks in `index`, or g_0(w) for None, shape (1,), with its graph."""
+        with torch.enable_grad():
+            values = self.inner(index) if index is not None else self.loss()  # type: ignore[misc]
+        if index is None:
+            name, wanted, fits = "loss", "a scalar", values.numel() == 1
+            values = values.reshape(-1)
+        else:
+            name, wanted = "inner", f"the shape ({len(index)},) or ({len(index)}, d1)"
+            fits = values.dim() in (1, 2) and len(values) == len(index)
+        argument = f"`{self.call}({name}=...)`"
+        if not fits:
+            raise ValueError(f"{argument} must return {wanted}, not: {tuple(values.shape)}.")
+        if not values.requires_grad:
+            raise ValueError(
+                f"{argument} returned values without an autograd graph to the parameters (was it "
+                "detached or computed under `torch.no_grad()`?)."
+            )
+        wrong = (~torch.isfinite(values.detach())).nonzero()
+        if len(wrong):
+            first = int(wrong[0, 0])
+            block = "it" if index is None else f"block {int(index[first])}"
+            raise NonFiniteValue(
+                f"{argument} must be finite but {block} gives: {values[first].tolist()}."
+            )
+        return values
+
+    def _check_finite(self, *gradients: Tensor) -> None:
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
+            raise NonFiniteValue(
+                f"`{self.call}`: a gradient of inner or loss is not finite although the values are "
+                "(a root or a norm at zero, or overflow in a low precision)."
+            )
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Extreme eigenvalues of the Gram matrix J J^T.
+
+    Attributes:
+        smallest: lambda_min, the delta of the paper's assumption LBSV; never below 0, and 0
+            whatever the model does if n d1 > d.
+        largest: lambda_max.
+    """
+
+    smallest: float
+    largest: float
+
+
+def smallest_eigenvalue(inner: Inner, num_inner: int, parameters: Iterable[Tensor]) -> Spectrum:
+    r"""The smallest eigenvalue delta of J J^T, which the assumption LBSV bounds from below.
+
+    .. math::
+        J = [J_1; \dots; J_n] \in \mathbb{R}^{n d_1 \times d}, \qquad J J^\top \in
+        \mathbb{R}^{n d_1 \times n d_1}
+
+    (The transposed product of the paper would be d x d and singular; see
+    docs/concepts/mathematics.md.) The Jacobian itself is never held: gradients are recomputed. For
+    CVaR, whose inner functions are L_i - s, s is one of the parameters.
+    """
+    data = _FullData("smallest_eigenvalue", inner, num_inner, parameters)
+    eigenvalues = torch.linalg.eigvalsh(data.gram())
+    # Rounding can make the smallest of a singular matrix slightly negative.
+    return Spectrum(max(float(eigenvalues[0]), 0.0), float(eigenvalues[-1]))
+
+
+@dataclass(frozen=True)
+class ConstraintCondition:
+    """The singular values behind the assumption on constraints of the paper's section 5.
+
+    Attributes:
+        feasible: max_i g_i <= 0; the assumption then asks nothing and the rest is None.
+        smallest: sigma_min of the Jacobian of all m constraints, the delta of the assumption.
+        violated: sigma_min of the Jacobian of the violated constraints {i: g_i > 0} alone. It is
+            never smaller, and enough for the proof, whose multipliers vanish where g_i <= 0.
+    """
+
+    feasible: bool
+    smallest: float | None = None
+    violated: float | None = None
+
+
+def constraint_condition(
+    inner: Inner, num_constraints: int, parameters: Iterable[Tensor]
+) -> ConstraintCondition:
+    r"""The smallest singular value of the constraints' Jacobian, at an infeasible point only.
+
+    .. math::
+        \sigma_{\min}(J(w)) \ge \delta \quad \text{at every } w \text{ with } \max_i g_i(w) > 0
+
+    As the assumption is written, J holds the gradients of all m constraints, violated or not; its
+    proof uses those of the violated ones.
+    """
+    data = _FullData("constraint_condition", inner, num_constraints, parameters)
+    violated = data.constraint_values() > 0
+    if not bool(violated.any()):
+        return ConstraintCondition(feasible=True)
+    matrix = data.gram()
+    part = matrix[violated][:, violated]
+    singular = [math.sqrt(max(float(torch.linalg.eigvalsh(g)[0]), 0.0)) for g in (matrix, part)]
+    return ConstraintCondition(False, *singular)
+
+
+_ACTIVE = 1e-3
+"""Constraints with g_i at least minus this may have a multiplier."""
+
+
+@dataclass(frozen=True, eq=False)
+class KKT:
+    """Residuals of the KKT conditions; zero at a KKT point.
+
+    Attributes:
+        stationarity: |grad g_0 + sum_i nu_i grad g_i|.
+        feasibility: max_i [g_i]_+.
+        complementarity: max_i |nu_i g_i|.
+        multipliers: nu, shape (m,).
+    """
+
+    stationarity: float
+    feasibility: float
+    complementarity: float
+    multipliers: Tensor
+
+    def __str__(self) -> str:
+        return (
+            f"stationarity {self.stationarity:.3g}, feasibility {self.feasibility:.3g}, "
+            f"complementarity {self.complementarity:.3g}, multipliers <= "
+            f"{float(self.multipliers.max()):.3g}"
+        )
+
+
+def kkt(
+    loss: Loss,
+    inner: Inner,
+    num_constraints: int,
+    parameters: Iterable[Tensor],
+    *,
+    multipliers: Tensor | None = None,
+) -> KKT:
+    r"""The KKT residuals at a point, with given multipliers or the best ones.
+
+    .. math::
+        \Big\|\nabla g_0 + \sum_i \nu_i \nabla g_i\Big\|, \qquad \max_i [g_i]_+, \qquad
+        \max_i |\nu_i g_i|
+
+    Without `multipliers`, nu = argmin |grad g_0 + J^T nu| over nu >= 0 with nu_i = 0 where
+    g_i < -0.001, which depends on the point alone and not on the method that found it. Much larger
+    residuals with those of a method say that these have not converged.
+
+    Args:
+        multipliers: nu, shape (m,).
+    """
+    data = _FullData("kkt", inner, num_constraints, parameters, loss)
+    values = data.constraint_values()
+    if multipliers is None:
+        nu = _best_multipliers(data, values)
+    else:
+        if multipliers.shape != values.shape or bool((multipliers < 0).any()):
+            raise ValueError(
+                f"`kkt(multipliers=...)` must be non-negative (constraints are g_i <= 0), of shape "
+                f"({len(values)},), but is: {multipliers}."
+            )
+        nu = multipliers.detach().to(values)
+    gradient = data.gradient(nu)
+    return KKT(
+        stationarity=float(torch.stack([part.norm() for part in gradient]).norm()),
+        feasibility=max(float(values.max()), 0.0),
+        complementarity=float((nu * values).abs().max()),
+        multipliers=nu,
+    )
+
+
+def _best_multipliers(data: _FullData, values: Tensor) -> Tensor:
+    try:
+        import scipy.optimize
+    except ImportError as error:
+        raise ImportError("`kkt` needs scipy: pip install scipy.") from error
+    nu = torch.zeros_like(values)
+    near = data.index[values >= -_ACTIVE]
+    if len(near) > 0:
+        # Non-negative least squares with m + 1 equations instead of d: a square matrix R with
+        # R^T R = gram has columns of the lengths and angles of the gradients, grad g_0 last.
+        eigenvalues, vectors = torch.linalg.eigh(data.gram(near).cpu())
+        copy: Any = (eigenvalues.clamp(min=0).sqrt().unsqueeze(1) * vectors.T).numpy()
+        solution, _ = scipy.optimize.nnls(copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy))
+        nu[near] = torch.from_numpy(solution).to(nu)
+    return nu
+
+
+def expected_tracking_error(
+    gamma: float,
+    num_inner: int,
+    blocks: int,
+    *,
+    correction: float | None = None,
+    drift: float = 0.0,
+    systematic: bool = True,
+    value_noise: float = 0.0,
+    samples: int = 1,
+) -> float:
+    """Steady E(u_i - g_i)^2 after an update, exactly, for scalar g_i moving at constant speed.
+
+    The law and its derivation are in docs/concepts/laws.md.
+
+    Args:
+        num_inner: n, and `blocks` B1 of them in a step, each with B2 `samples`.
+        correction: gamma'; `theory_correction(gamma, n, B1)` unless given.
+        drift: delta, the size of each g_i's motion per step.
+        systematic: the motion keeps its sign; otherwise each step has an independent random one.
+        value_noise: sigma_0, the same at both points of the correction.
+    """
+    call = "expected_tracking_error"
+    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
+    _checks.in_interval(call, "blocks", blocks, 1, num_inner)
+    if correction is None:
+        if blocks < num_inner:
+            reason = "the correction of the theory is infinite there unless all blocks are sampled"
+            _checks.below(call, "gamma", gamma, 1, "its limit", reason)
+        correction = float(theory_correction(gamma, num_inner, blocks))
+    excess = correction - (1 - gamma)  # a of the law
+    share = blocks / num_inner
+    lag = drift * (share * excess - (1 - share)) / (share * gamma) if systematic else 0.0
+    motion = drift**2 * (share * excess**2 + 1 - share)
+    motion += 2 * drift * lag * (share * (1 - gamma) * excess - (1 - share))
+    noise = gamma / (2 - gamma) * value_noise**2 / samples
+    return noise + motion / (share * gamma * (2 - gamma))
