@@ -227,11 +227,12 @@ def test_a_term_cannot_be_replaced_without_effect():
     objective = Run("sonex").objective
     other = Run("sonex").objective.term
     for name in ("inner", "another"):
-        with pytest.raises(AttributeError, match="terms"):
+        with pytest.raises(TypeError):
             objective.terms[name] = other
-    for remove in (objective.terms.clear, lambda: objective.terms.pop("inner")):
-        with pytest.raises(AttributeError, match="terms"):
+    for remove in (lambda: objective.terms.clear(), lambda: objective.terms.pop("inner")):
+        with pytest.raises(AttributeError):
             remove()
     for change in (objective, "term"), (objective, "terms"), (objective.terms, "inner"):
-        with pytest.raises(AttributeError, match="terms"):
+        with pytest.raises(AttributeError):
             setattr(*change, other)
+    assert objective.term is not other and list(objective.terms) == ["inner"]

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .inputs import CallReader, Index, split
+from .inputs import Index
 from .outer import project_simplex
 from .rules.arrays import tensor
 from .rules.track import correction_weight, standard_errors
@@ -582,11 +582,9 @@ def _not_kept(term: MultiplierTerm, rows: Sequence[Row]) -> list[Finding]:
 
 def _measured(objective: Any, function: Callable[[], Any], index: Index) -> Entries:
     """What the function returns for the term of the report."""
-    terms = dict(objective.terms.items())
-    reader = CallReader(terms, shared_index=len(terms) == 1)
     with torch.enable_grad():
-        entries = reader.entries(reader.blocks(index), split(function())[1])
-    name = next(name for name, term in terms.items() if term is objective.term)
+        entries = objective.entries(function, index)
+    name = next(name for name, term in objective.terms.items() if term is objective.term)
     if name not in entries:
         raise ValueError(f"`report(function=...)` must return values of {name!r}.")
     return entries[name]
