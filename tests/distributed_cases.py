@@ -335,7 +335,7 @@ def penalized(constraints: Any, coupled: bool = False, **more: Any) -> Any:
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
         settings: dict[str, Any] = {"penalty": 2.0, "smoothing": 1.0, "gamma": 0.4} | more
         settings.setdefault("correction", "auto" if corrected else 0.0)
-        own = fcco.tracker.msvr_tracker(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
+        own = fcco.tracker.InnerTracker(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
         objective = fcco.terms.CoupledTerm(fcco.outer.SquaredHinge(), own) if coupled else None
         return fcco.constrained(
             model, momentum(model, 0.2), constraints, "sonex", tolerance=0.2, objective=objective,

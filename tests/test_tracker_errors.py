@@ -218,8 +218,8 @@ def test_skip_drops_bad_entries_of_an_independent_batch_and_blocks_that_have_non
 def test_a_batch_without_any_good_entry_gives_loss_zero_or_s_and_no_update(correction, ratio):
     model = Point(np.array([1.0, 2.0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = fcco.tracker.msvr_tracker(
-        2, 0.3, correction, on_nonfinite="skip", dtype=torch.float64
+    tracker = fcco.tracker.InnerTracker(
+        2, gamma=0.3, correction=correction, on_nonfinite="skip", dtype=torch.float64
     )
     if ratio is None:
         term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=1.0)

@@ -106,7 +106,7 @@ class Compositional(CheckedState):
         >>> import torch, fcco
         >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> tracker = fcco.tracker.msvr_tracker(3, gamma=0.5)
+        >>> tracker = fcco.tracker.InnerTracker(3, gamma=0.5)
         >>> term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=0.1)
         >>> objective = fcco.Compositional(model, optimizer, term)
         >>> x, block = torch.ones(4, 2), torch.tensor([0, 0, 1, 2])

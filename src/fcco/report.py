@@ -374,11 +374,11 @@ def _behind(tracker: InnerTracker) -> Finding | None:
         return None
     # Of a motion that keeps its direction, a moving average is n/(gamma B1) steps behind, and the
     # correction makes up for gamma'/gamma of them.
-    ahead = correction_weight(tracker.correction, gamma, number, blocks)
+    ahead = correction_weight(tracker.rule.correction, gamma, number, blocks)
     lag = (number / blocks - ahead) / gamma
     if lag <= max(2, tracker.steps / 4):
         return None
-    if tracker.automatic and tracker.estimate is not None:
+    if tracker.rule.gamma is None and tracker.estimate is not None:
         difference, innovation, steps, gain = tracker.estimate.pooled.tolist()
         by_noise, by_lag = standard_errors(difference, innovation, gain)
         if steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better

@@ -13,7 +13,6 @@ from .._schedules import Smoothing
 from ..optim import ProximalPoint
 from ..previous import unwrap
 from ..terms.coupled import as_lambda
-from ..tracker import GAMMA, THETA
 from .settings import Auto, Penalty
 
 __all__ = ["Alexr2"]
@@ -55,8 +54,8 @@ class Alexr2(Penalty):
     nu: float | Auto = "auto"
     eta: float | Auto = "auto"
     inner_steps: int | Callable[[int], int] = 5
-    gamma: float = GAMMA
-    theta: float = THETA
+    gamma: float = 0.8
+    theta: float = 0.125
 
     word = "alexr2"
     requires = ("convex",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,15 +19,7 @@ from ..index import Memberships, check_range, read_index
 from ..rules import track as rules
 from ..rules.arrays import Array, Views, per_row, tensor, view
 from ..rules.track import Formula, Pooled, Rows, Statistics, Track, Visit
-from .blocks import (
-    Batch,
-    Blocks,
-    Entries,
-    OpenStep,
-    Tracked,
-    carrier_counts,
-    over_ranks,
-)
+from .blocks import Batch, Blocks, Entries, OpenStep, Tracked, carrier_counts, over_ranks
 
 __all__ = ["InnerTracker", "NonFiniteValue", "Update"]
 
@@ -69,18 +61,6 @@ class Update(NamedTuple):
     came: Array | None = None
     dropped: int = 0
     samples: tuple[Blocks, Array] | None = None
-
-
-@dataclass(frozen=True)
-class OnTensors:
-    """A formula that knows tensors alone, such as a caller's own, for arrays."""
-
-    formula: Formula
-
-    def __call__(self, *given: Any) -> tuple[Array, Array]:
-        parts = (tensor(each) if isinstance(each, np.ndarray) else each for each in given)
-        before, after = self.formula(*parts)
-        return view(before), view(after)
 
 
 @dataclass
@@ -129,25 +109,13 @@ class InnerTracker(KeepsPrecision):
         offset: subtracted from g_i before tracking, one number or one per block.
         measure: estimate the noise and the lag of u from the batches, see `error()`; on by default
             for group losses and constraints.
-        rule: another update than the formula above, with the arguments of `fcco.rules.track.track`,
-            on tensors.
+        rule: another update than the formula above, called as `fcco.rules.track.track` is.
         on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
             on a GPU, where to look would make the host wait, such a block keeps its value and a
             later call raises. `"skip"` drops such entries and counts them in `skipped`. Their
             gradient is zero where it enters your graph; there 0 * NaN may still be NaN.
         dtype: precision of u, single or double; never narrowed by `.to(...)`.
         device: where the buffers live at first.
-
-    Example:
-        >>> import torch, fcco
-        >>> tracker = fcco.tracker.InnerTracker(num_inner=3, gamma=0.5, correction=0.0, read="new")
-        >>> g = torch.tensor([1.0, 3.0, 5.0], requires_grad=True)
-        >>> tracker(g, torch.tensor([0, 0, 2])).tolist()
-        [2.0, 5.0]
-        >>> tracker(g * 2, torch.tensor([0, 0, 2])).tolist()
-        [3.0, 7.5]
-        >>> tracker.seen.tolist()
-        [True, False, True]
 
     References:
         W. Jiang et al., Multi-block-single-probe variance reduced estimator for coupled
@@ -215,8 +183,7 @@ class InnerTracker(KeepsPrecision):
         self.num_inner, self.dim, self.read = num_inner, dim, read
         self.log_space, self.refresh_every = log_space, refresh_every
         self.sampled, self.on_nonfinite = sampled, on_nonfinite
-        formula = rules.log_track if log_space else rules.track
-        formula = formula if rule is None else OnTensors(rule)
+        formula = rule or (rules.log_track if log_space else rules.track)
         number = None if isinstance(gamma, str) else gamma
         self.rule = Track(num_inner, number, correction, formula)
         # Whether updates use g_i(w_{t-1}).
@@ -250,22 +217,12 @@ class InnerTracker(KeepsPrecision):
         return self._progress.blocks
 
     @property
-    def automatic(self) -> bool:
-        """Whether gamma is measured."""
-        return self.rule.gamma is None
-
-    @property
     def gamma(self) -> float:
         """The weight of the fresh value; with `"auto"` the present one, read from the device."""
         if self.rule.gamma is None:
             assert self.estimate is not None
             return self.estimate.pooled[3].item()
         return self.rule.gamma
-
-    @property
-    def correction(self) -> Any:
-        """gamma', or the word for a formula."""
-        return self.rule.correction
 
     @property
     def rows(self) -> Tensor:
@@ -661,7 +618,7 @@ class InnerTracker(KeepsPrecision):
         return same & (repeats < REPEATS)
 
     def table_with(
-        self, step: OpenStep | None, tracked: Tracked | None = None
+        self, step: OpenStep, tracked: Tracked | None = None
     ) -> tuple[Array, Array | None]:
         """The u_i of all blocks after an open step, and which count; None for all.
 
@@ -671,17 +628,14 @@ class InnerTracker(KeepsPrecision):
             step: the step.
             tracked: values that take the place of those of the same blocks.
         """
-        tables = self._views.found or self.views
+        tables, update = self._views.found or self.views, step.updates[self]
         u, seen, on_device = tables["u"], tables["seen"], isinstance(tables["u"], Tensor)
         complete = self._progress.complete == tables["mask"]._version
-        update = None if step is None else step.updates.get(self)
-        if update is not None or tracked is not None:
-            u = u.clone() if on_device else u.copy()
-        if update is not None:
-            u[update.batch.index] = update.visit.after
-            if not complete:
-                seen = seen.clone() if on_device else seen.copy()
-                seen[update.batch.index] = update.came is None or self._seen_after(update)
+        u = u.clone() if on_device else u.copy()
+        u[update.batch.index] = update.visit.after
+        if not complete:
+            seen = seen.clone() if on_device else seen.copy()
+            seen[update.batch.index] = self._seen_after(update)
         if tracked is not None:
             u[tracked.ids] = tracked.u
         if on_device or complete or seen.all():
@@ -691,7 +645,7 @@ class InnerTracker(KeepsPrecision):
     def _seen_after(self, update: Update) -> Any:
         """Which blocks of an update have a value after it."""
         came: Any = update.came
-        if update.rows.seen is None:
+        if came is None or update.rows.seen is None:
             return True
         return update.rows.seen | (came if self.dim == 1 else came[:, None])
 
@@ -704,7 +658,7 @@ class InnerTracker(KeepsPrecision):
         on_device = isinstance(tables["u"], Tensor)
         if update.rows.seen is not None:
             seen = tables["seen"]
-            seen[at] = update.came is None or self._seen_after(update)
+            seen[at] = self._seen_after(update)
             if not on_device and seen.all():
                 progress.complete = tables["mask"]._version
         if update.came is not None:
@@ -792,14 +746,6 @@ class ErrorEstimate(KeepsPrecision):
             raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {gain}.")
 
 
-class _Flag(NamedTuple):
-    good: Tensor
-    arrived: Any
-    finite: Tensor
-    blocks: Tensor
-
-
-@dataclass
 class DeferredFiniteCheck:
     """Notice a bad value without making the host wait for the device.
 
@@ -807,7 +753,8 @@ class DeferredFiniteCheck:
     work arrives. Here a flag is copied beside the computation and looked at in a later step.
     """
 
-    waiting: deque[_Flag] = field(default_factory=deque)
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Tensor, Any, Tensor, Tensor]] = deque()
 
     def push(self, finite: Tensor, blocks: Tensor) -> None:
         """Remember which blocks (B1,) had finite values."""
@@ -816,17 +763,16 @@ class DeferredFiniteCheck:
             good = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(good, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self.waiting.append(_Flag(good, arrived, finite, blocks))
+        self.waiting.append((good, arrived, finite, blocks))
 
     def poll(self) -> None:
         """Raise if a flag that has arrived is bad."""
-        while self.waiting and (self.waiting[0].arrived is None or self.waiting[0].arrived.query()):
-            flag = self.waiting.popleft()
-            if not flag.good.item():
+        while self.waiting and (self.waiting[0][1] is None or self.waiting[0][1].query()):
+            good, _, finite, blocks = self.waiting.popleft()
+            if not good.item():
                 self.waiting.clear()
-                blocks = flag.blocks[~flag.finite].tolist()
                 raise NonFiniteValue(
-                    f"Inner values were NaN or infinite for blocks {blocks[:10]} in an earlier "
-                    "step; these blocks kept their value, but the loss of that step, and so the "
-                    "gradient, was not finite."
+                    f"Inner values were NaN or infinite for blocks {blocks[~finite].tolist()[:10]} "
+                    "in an earlier step; these blocks kept their value, but the loss of that step, "
+                    "and so the gradient, was not finite."
                 )
