@@ -24,7 +24,7 @@ from .tracker import Blocks, Entries
 
 __all__ = [
     "MIN_WAIT", "NO_GRADIENT", "WINDOW", "FirstCalls", "Loop", "Losses", "UsageWarning",
-    "foreign_optimizers", "sequence_number", "warn",
+    "sequence_number", "warn",
 ]  # fmt: skip
 
 MOVES = 20
@@ -63,34 +63,6 @@ def warn(message: str) -> None:
     ):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, UsageWarning, stacklevel=level + 1)
-
-
-# The optimizer.
-
-
-def foreign_optimizers(
-    call: str, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], swaps: bool
-) -> None:
-    """Refuse optimizers that hold no parameter of the model.
-
-    Args:
-        call: the name of the objective's class.
-        model: the model.
-        optimizers: the optimizers.
-        swaps: whether the model is evaluated at w_{t-1}, which needs its own parameters.
-    """
-    own = set(model.parameters())
-    held = {p for each in optimizers for p in parameters_of(each)}
-    if not own or own & held:
-        return
-    message = (
-        f"`{call}(model, optimizer)`: {_names(optimizers)} holds no parameter of this "
-        f"{type(model).__name__}: it was made for another model, or for a copy of this one. Make "
-        "it from `model.parameters()` of the model that you train."
-    )
-    if swaps:
-        raise ValueError(message)
-    warn(f"{message} (Master copies of its parameters are fine.)")
 
 
 @dataclass(slots=True)
@@ -167,6 +139,32 @@ class Loop:
         self.losses, self._said = Losses(), set[str]()
         self.first: FirstCalls | None = FirstCalls(terms, optimizers, copied)
 
+    def check_optimizers(self, call: str, swaps: bool) -> None:
+        """Refuse optimizers that hold no parameter of the model.
+
+        Args:
+            call: the name of the objective's class.
+            swaps: whether the model is evaluated at w_{t-1}, which needs its own parameters.
+        """
+        own = set(self._model.parameters())
+        if not own or not own.isdisjoint(self._held()):
+            return
+        message = (
+            f"`{call}(model, optimizer)`: {self._names} holds no parameter of this "
+            f"{type(self._model).__name__}: it was made for another model, or for a copy of this "
+            "one. Make it from `model.parameters()` of the model that you train."
+        )
+        if swaps:
+            raise ValueError(message)
+        warn(f"{message} (Master copies of its parameters are fine.)")
+
+    def _held(self) -> set[Tensor]:
+        return {p for each in self._optimizers for p in parameters_of(each)}
+
+    @property
+    def _names(self) -> str:
+        return " and ".join(type(each).__name__ for each in self._optimizers)
+
     def returns(self, loss: Tensor, updating: bool) -> None:
         """Watch what becomes of a loss of the training, or of an evaluation."""
         losses = self.losses
@@ -215,7 +213,7 @@ class Loop:
             self._say(
                 "moves",
                 f"The parameters have changed {MOVES} times between calls of this objective, but "
-                f"its optimizer, {_names(self._optimizers)}, made no step: the objective does not "
+                f"its optimizer, {self._names}, made no step: the objective does not "
                 "know where a step ends nor what w_{t-1} is. Step `objective.optimizer`, or build "
                 "the objective with the optimizer that is stepped (a Hugging Face trainer makes "
                 "its own: use `fcco.integrations.transformers.RobustTrainer`), or call "
@@ -227,12 +225,8 @@ class Loop:
         why = self.losses.cleared or self.calls == MAX_WAIT
         if not (why and self.listening) or self._said & {"moves", "no step"}:
             return
-        text = (
-            f"In {self.calls} calls of this objective its optimizer, {_names(self._optimizers)}, "
-            "made no step"
-        )
-        held = {p for each in self._optimizers for p in parameters_of(each)}
-        if held.isdisjoint(self._model.parameters()):
+        text = f"In {self.calls} calls of this objective its optimizer, {self._names}, made no step"
+        if self._held().isdisjoint(self._model.parameters()):
             text += (
                 ", and it holds no parameter of the model any more. Build the objective after the "
                 "model has its final parameters."
@@ -262,13 +256,6 @@ class Loop:
         if what not in self._said:
             self._said.add(what)
             warn(message)
-
-
-def _names(optimizers: Iterable[torch.optim.Optimizer]) -> str:
-    return " and ".join(type(each).__name__ for each in optimizers)
-
-
-# The function.
 
 
 def sequence_number() -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from ._state import CheckedState, pack, unpack
-from ._watch import MIN_WAIT, NO_GRADIENT, WINDOW, Loop, Losses, foreign_optimizers, sequence_number
+from ._watch import MIN_WAIT, NO_GRADIENT, WINDOW, Loop, Losses, sequence_number
 from .inputs import ONLY, Index, mean_loss, parse, split, term_name
 from .optim import MethodOptimizer
 from .previous import PreviousParameters, unwrap
@@ -101,17 +101,6 @@ class Compositional(CheckedState):
     * `(loss, values)`, with an ordinary loss g0: a scalar, or a vector of per-sample losses, which
       is averaged over the global batch. Under DDP a scalar is averaged over ranks with equal
       weight, so give the vector when ranks hold batches of different size.
-
-    Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> tracker = fcco.tracker.InnerTracker(3, gamma=0.5)
-        >>> term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=0.1)
-        >>> objective = fcco.Compositional(model, optimizer, term)
-        >>> x, block = torch.ones(4, 2), torch.tensor([0, 0, 1, 2])
-        >>> loss = objective(lambda: model(x).squeeze(1), block)
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
     """
 
     method: str = ""
@@ -141,8 +130,6 @@ class Compositional(CheckedState):
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous or term.looks_back for term in named.values()):
             self.previous = PreviousParameters(model, self._optimizers, offload=offload)
-        swaps = self.previous is not None
-        foreign_optimizers(type(self).__name__, model, self._optimizers, swaps)
         for name, term in named.items():
             term.tracker.names = term.names
             term.tracker.of = term_name(name)
@@ -155,6 +142,7 @@ class Compositional(CheckedState):
         self._after_close: list[Callable[[], None]] = []
         self._step, self._busy, self._handles = _Step(), threading.Lock(), list[Any]()
         self._loop = Loop(model, self._optimizers, named)
+        self._loop.check_optimizers(type(self).__name__, swaps=self.previous is not None)
         self._listen()
 
     def _listen(self) -> None:
@@ -415,7 +403,8 @@ class Compositional(CheckedState):
         term = self._terms[name]
         if term.names is not None and isinstance(values, Mapping) and not values:
             # Every named block is absent from this batch.
-            return term.tracker.value[:0], None, self._no_blocks(name)
+            nothing = self._no_entries(name)
+            return nothing.carrier, None, nothing.blocks
         value, carrier, ids = parse(name, term.names, values, term.tracker.dim)
         if ids is not None and blocks is not None:
             raise ValueError(
@@ -424,15 +413,12 @@ class Compositional(CheckedState):
             )
         return value, carrier, term.tracker.blocks(ids) if blocks is None else blocks
 
-    def _no_blocks(self, name: str) -> Blocks:
-        return self._terms[name].tracker.blocks(torch.empty(0, dtype=torch.int64))
-
-    def _no_entries(self, name: str, previous: bool, independent: bool) -> Entries:
+    def _no_entries(self, name: str, independent: bool = False) -> Entries:
         """The entries of a term that this rank has none of."""
-        tracker, blocks = self._terms[name].tracker, self._no_blocks(name)
-        nothing = tracker.value[:0]
-        apart = blocks if independent else None
-        return tracker.entries(blocks, nothing, nothing if previous else None, nothing, apart)
+        tracker = self._terms[name].tracker
+        blocks = tracker.blocks(torch.empty(0, dtype=torch.int64))
+        nothing = tracker.rows[:0]
+        return tracker.entries(blocks, nothing, None, nothing, blocks if independent else None)
 
     def entries(self, function: Function, index: Index = None) -> dict[str, Entries]:
         """The values of a batch by term, with their gradient; nothing is tracked."""
@@ -499,24 +485,19 @@ class Compositional(CheckedState):
         kinds = [
             [name in entries for name in names],
             [n in apart and not bool(torch.isfinite(apart[n]).all()) for n in names],
-            [n in entries and entries[n].previous is not None for n in names],
             [n in entries and entries[n].independent for n in names],
         ]
         device = self._terms[names[0]].tracker.value.device
         flags = sum_over_ranks(torch.tensor(kinds, dtype=torch.int64, device=device), group)
         result = {}
-        for name, (held, bad, previous, independent) in zip(
-            names, zip(*flags, strict=True), strict=True
-        ):
+        for name, (held, bad, independent) in zip(names, zip(*flags, strict=True), strict=True):
             if bad and self._terms[name].tracker.on_nonfinite == "raise":
                 raise NonFiniteValue(
                     f"The values that carry the gradient of `{name}` are NaN or infinite on at "
                     "least one rank; nothing was updated."
                 )
             if held:
-                result[name] = entries.get(name) or self._no_entries(
-                    name, previous > 0, independent > 0
-                )
+                result[name] = entries.get(name) or self._no_entries(name, independent > 0)
         return result
 
     def _end_step_if_parameters_moved(self, one_rank: bool) -> None:
@@ -635,7 +616,7 @@ class Compositional(CheckedState):
         for name, term in self._terms.items():
             batch = pooled.get(name)  # once, at the end: ranks may have unequal numbers of batches
             if batch is None:
-                batch = term.tracker.pool(self._no_entries(name, False, False))
+                batch = term.tracker.pool(self._no_entries(name)._replace(previous=None))
             pooled[name] = over_ranks(batch, group)
         return pooled
 

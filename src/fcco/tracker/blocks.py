@@ -26,15 +26,8 @@ from ..rules.arrays import Array, concatenate, finite, per_row, tensor, view
 from ..rules.track import value_of
 
 __all__ = [
-    "Batch",
-    "Blocks",
-    "Entries",
-    "OpenStep",
-    "Tracked",
-    "carrier_counts",
-    "over_ranks",
-    "segment",
-]
+    "Batch", "Blocks", "Entries", "OpenStep", "Tracked", "carrier_counts", "over_ranks", "segment",
+]  # fmt: skip
 
 _EXACT_ADDITIONS = 4096
 """Above so many entries a float32 sum is accumulated in float64: long float32 sums lose their
@@ -150,7 +143,7 @@ class Entries(NamedTuple):
         keep, keep_carrier = tensor(keep), _finite_rows(carrier)
         if not independent:
             keep = keep_carrier = keep & keep_carrier
-        dropped = int((~keep).sum()) + (int((~keep_carrier).sum()) if independent else 0)
+        dropped = int((~keep).sum()) + independent * int((~keep_carrier).sum())
         if dropped == 0:
             return self, 0
         if independent:  # both batches must keep the same blocks

@@ -395,7 +395,7 @@ class InnerTracker(KeepsPrecision):
         return values if blocks.rows is None else values.index_select(0, blocks.rows)
 
     def forward(self, fresh: Tensor, index: Any = None, previous: Tensor | None = None) -> Tensor:
-        """Update the sampled blocks; return u_i carrying the gradient of g_i, one row per block.
+        """Update the sampled blocks; return u_i carrying the gradient of g_i.
 
         Args:
             fresh: g_i(w_t), shape (E,) or (E, d1), with gradient.
@@ -403,7 +403,7 @@ class InnerTracker(KeepsPrecision):
             previous: g_i(w_{t-1}) on the same samples.
 
         Returns:
-            Shape (B1,) or (B1, d1), for the distinct blocks in increasing order.
+            One row for each distinct block, in increasing order.
         """
         entries = self.entries(self.blocks(index), fresh, previous)
         return self.update(entries).carrying_gradient()
@@ -456,7 +456,7 @@ class InnerTracker(KeepsPrecision):
             entries: of this rank.
             step: gets the update, and holds those of earlier calls; None in an evaluation.
             group: ranks to pool over.
-            call: number of the call, for `RanksOutOfStep`.
+            call: its number.
         """
         dropped = self._progress.skipped
         if self.on_nonfinite == "skip":
@@ -680,8 +680,7 @@ class InnerTracker(KeepsPrecision):
 
     def check_batch(self, batch: Batch) -> None:
         """Raise unless all values of a batch are finite."""
-        good = batch.finite()
-        if not bool(good.all()):
+        if not bool((good := batch.finite()).all()):
             self._refuse(batch, good)
 
     def set_batch(self, batch: Batch) -> None:
@@ -709,10 +708,8 @@ class InnerTracker(KeepsPrecision):
         self._progress, self._flags = _Progress(*state.tolist()), DeferredFiniteCheck()
 
     def extra_repr(self) -> str:
-        """The constructor's arguments."""
-        gamma = "auto" if self.rule.gamma is None else self.rule.gamma
-        settings = f"gamma={gamma!r}, correction={self.rule.correction!r}, read={self.read!r}"
-        return f"{self.num_inner}, {self.dim}, {settings}"
+        gamma, correction = self.rule.gamma or "auto", self.rule.correction
+        return f"{self.num_inner}, {self.dim}, {gamma=}, {correction=}, read={self.read!r}"
 
 
 class ErrorEstimate(KeepsPrecision):
