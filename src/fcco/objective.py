@@ -8,7 +8,6 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,20 +50,31 @@ class _Step:
     made: bool = False
 
 
-class _Terms(nn.Module):
-    """The terms as child modules, by any name: nn.ModuleDict refuses those of its methods."""
+_FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
+
+
+class _Terms(nn.ModuleDict):
+    """The terms, by any name: nn.ModuleDict refuses those of its methods."""
 
     def __init__(self, terms: Mapping[str, AbstractTerm]) -> None:
         super().__init__()
         self._modules.update(terms)
 
+    def _refuse(self, *_: Any) -> Any:
+        raise AttributeError(_FIXED)
+
+    __setitem__ = __delitem__ = clear = _refuse  # type: ignore[assignment]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse() if isinstance(value, nn.Module) else super().__setattr__(name, value)
+
 
 class _Children(dict[str, Any]):
-    """The modules of an objective: nn.Module would take others as `term`, beside the property."""
+    """The modules of an objective: nn.Module would take any as `term`, beside the property."""
 
     def __setitem__(self, name: str, module: Any) -> None:
         if name == "term" or (name == "terms" and name in self):
-            raise AttributeError("The terms of an objective cannot be replaced: it has read them.")
+            raise AttributeError(_FIXED)
         super().__setitem__(name, module)
 
 
@@ -121,7 +131,8 @@ class Compositional(CheckedState):
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
         several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
         self._optimizers = tuple(unwrap(each) for each in several)
-        self._modules = _Children(terms=_Terms(named))
+        self._modules = _Children()
+        self.terms: Any = _Terms(named)
         self._terms, self._single = named, set(named) == {ONLY}
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
@@ -154,11 +165,6 @@ class Compositional(CheckedState):
                 self._handles.append(each.register_step_pre_hook(self._before_step))
             if isinstance(each, MethodOptimizer):
                 each.join(self.model)
-
-    @property
-    def terms(self) -> Mapping[str, Any]:
-        """The terms by name."""
-        return MappingProxyType(self._terms)
 
     @property
     def model(self) -> nn.Module:
@@ -254,8 +260,8 @@ class Compositional(CheckedState):
         state.number += 1
         if not callable(function) or not (gradient is None or callable(gradient)):
             raise TypeError(self._needs_function(function, gradient))
-        blocks = self._read(index)  # before the model runs
-        gradient_blocks = None if gradient_index is None else self._read(gradient_index)
+        blocks = self._find_blocks(index)  # before the model runs
+        gradient_blocks = None if gradient_index is None else self._find_blocks(gradient_index)
         if updating:
             self._end_step_if_parameters_moved(group is None)
         if self._look_backs and updating:
@@ -307,7 +313,7 @@ class Compositional(CheckedState):
             loop.returns(combined, updating)
         return combined
 
-    def _read(self, index: Index) -> dict[str, Blocks | None]:
+    def _find_blocks(self, index: Index) -> dict[str, Blocks | None]:
         """The blocks of each term, checked; those of values by name are known only afterwards."""
         given = index if isinstance(index, Mapping) else dict.fromkeys(self._terms, index)
         if index is not None and not self._single and not isinstance(index, Mapping):
@@ -422,7 +428,7 @@ class Compositional(CheckedState):
 
     def entries(self, function: Function, index: Index = None) -> dict[str, Entries]:
         """The values of a batch by term, with their gradient; nothing is tracked."""
-        return self._evaluate(function, self._read(index))[1]
+        return self._evaluate(function, self._find_blocks(index))[1]
 
     def _combined(
         self,

@@ -708,7 +708,7 @@ class InnerTracker(KeepsPrecision):
         self._progress, self._flags = _Progress(*state.tolist()), DeferredFiniteCheck()
 
     def extra_repr(self) -> str:
-        gamma, correction = self.rule.gamma or "auto", self.rule.correction
+        gamma, correction = self.rule.gamma, self.rule.correction
         return f"{self.num_inner}, {self.dim}, {gamma=}, {correction=}, read={self.read!r}"
 
 
