@@ -265,6 +265,7 @@ class Compositional(CheckedState):
         if updating:
             self._end_step_if_parameters_moved(group is None)
         if self._look_backs and updating:
+            assert previous is not None
             for name, term in self._look_backs.items():
                 pooled = functools.partial(self._pooled_values, name, function, blocks)
                 term.look_back(pooled, previous, gradient is not None)
@@ -274,11 +275,11 @@ class Compositional(CheckedState):
                 function, gradient = gradient, None
         first, past, number = loop.first if updating else None, None, None
         # Before the first step w_{-1} = w_0, and there is nothing to correct.
-        ready = previous is not None and updating and previous.ready
-        if ready and any(term.tracker.corrects for term in self._terms.values()):
-            past = previous.evaluate(function)
-            if first is not None and first.evaluations and gradient is None:
-                number = sequence_number()
+        before = previous if updating and previous is not None and previous.ready else None
+        if before is not None and any(term.tracker.corrects for term in self._terms.values()):
+            past = before.evaluate(function)
+        if past is not None and first is not None and first.evaluations and gradient is None:
+            number = sequence_number()
         loss, entries = self._evaluate(function, blocks, past, gradient, gradient_blocks)
         if loss is not None:
             loss = mean_loss(loss, group, check=updating)
@@ -296,7 +297,7 @@ class Compositional(CheckedState):
             if len(first.noted) == WINDOW and not first.look(group is None):
                 loop.first = None
         if group is not None:
-            entries = self._on_all_ranks(entries, group)
+            entries = self._on_all_ranks(entries, group, gradient is not None)
         step = None
         if updating:
             step = OpenStep() if state.open is None else state.open.copy()
@@ -439,8 +440,8 @@ class Compositional(CheckedState):
     ) -> Tensor:
         """The loss to differentiate: g0 and the terms, or a term that takes the place of g0."""
         # On several ranks it was checked for all together; on a GPU the host would wait.
-        look = loss is not None and step is not None and group is None
-        if look and loss.device.type == "cpu" and not math.isfinite(loss.item()):
+        look = step is not None and group is None
+        if look and loss is not None and loss.is_cpu and not math.isfinite(loss.item()):
             raise NonFiniteValue("The ordinary loss g0 is NaN or infinite; nothing was updated.")
         losses = {name: self._terms[name].loss(each) for name, each in tracked.items()}
         replaced = any(self._terms[name].replaces_objective for name in tracked)
@@ -461,10 +462,9 @@ class Compositional(CheckedState):
     def _needs_function(self, function: Any, gradient: Any) -> str:
         name, given = ("gradient=", gradient) if callable(function) else ("function", function)
         return (
-            f"`{type(self).__name__}` needs a function that runs the model, because it may be "
-            f"called at the previous parameters too, but `{name}` is: {type(given).__name__}. "
-            "Write `objective(lambda: losses_of(model(x), y), index)` or, with an ordinary loss, "
-            "`objective(lambda: (loss_of(model), values_of(model)))`."
+            f"`{type(self).__name__}` needs a function that runs the model, here or at the "
+            f"previous parameters, but `{name}` is: {type(given).__name__}. Write "
+            "`objective(lambda: losses_of(model(x), y), index)`."
         )
 
     def _pooled_values(
@@ -477,7 +477,9 @@ class Compositional(CheckedState):
             entries = self._on_all_ranks(entries, group)
         return self._terms[name].tracker.track(entries[name], None, group)
 
-    def _on_all_ranks(self, entries: dict[str, Entries], group: Group) -> dict[str, Entries]:
+    def _on_all_ranks(
+        self, entries: dict[str, Entries], group: Group, independent: bool = False
+    ) -> dict[str, Entries]:
         """The entries of every term that any rank holds, in an order that all ranks share.
 
         Each term is a message to all ranks, so that a term which only others hold gets entries of
@@ -491,19 +493,18 @@ class Compositional(CheckedState):
         kinds = [
             [name in entries for name in names],
             [n in apart and not bool(torch.isfinite(apart[n]).all()) for n in names],
-            [n in entries and entries[n].independent for n in names],
         ]
         device = self._terms[names[0]].tracker.value.device
         flags = sum_over_ranks(torch.tensor(kinds, dtype=torch.int64, device=device), group)
         result = {}
-        for name, (held, bad, independent) in zip(names, zip(*flags, strict=True), strict=True):
+        for name, held, bad in zip(names, *flags, strict=True):
             if bad and self._terms[name].tracker.on_nonfinite == "raise":
                 raise NonFiniteValue(
                     f"The values that carry the gradient of `{name}` are NaN or infinite on at "
                     "least one rank; nothing was updated."
                 )
             if held:
-                result[name] = entries.get(name) or self._no_entries(name, independent > 0)
+                result[name] = entries.get(name) or self._no_entries(name, independent)
         return result
 
     def _end_step_if_parameters_moved(self, one_rank: bool) -> None:

@@ -110,10 +110,10 @@ class InnerTracker(KeepsPrecision):
         measure: estimate the noise and the lag of u from the batches, see `error()`; on by default
             for group losses and constraints.
         rule: another update than the formula above, called as `fcco.rules.track.track` is.
-        on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
-            on a GPU, where to look would make the host wait, such a block keeps its value and a
-            later call raises. `"skip"` drops such entries and counts them in `skipped`. Their
-            gradient is zero where it enters your graph; there 0 * NaN may still be NaN.
+        on_nonfinite: `"raise"` refuses a NaN or infinite value before anything changes; on a GPU,
+            where to look would make the host wait, such a block keeps its value and a later call
+            raises. `"skip"` drops such entries and counts them in `skipped`; their gradient is
+            zero where it enters your graph, where 0 * NaN may still be NaN.
         dtype: precision of u, single or double; never narrowed by `.to(...)`.
         device: where the buffers live at first.
 
@@ -635,7 +635,7 @@ class InnerTracker(KeepsPrecision):
         u[update.batch.index] = update.visit.after
         if not complete:
             seen = seen.clone() if on_device else seen.copy()
-            seen[update.batch.index] = self._seen_after(update)
+            seen[update.batch.index] = update.came is None or self._seen_after(update)
         if tracked is not None:
             u[tracked.ids] = tracked.u
         if on_device or complete or seen.all():
@@ -645,7 +645,7 @@ class InnerTracker(KeepsPrecision):
     def _seen_after(self, update: Update) -> Any:
         """Which blocks of an update have a value after it."""
         came: Any = update.came
-        if came is None or update.rows.seen is None:
+        if update.rows.seen is None:
             return True
         return update.rows.seen | (came if self.dim == 1 else came[:, None])
 
@@ -658,7 +658,7 @@ class InnerTracker(KeepsPrecision):
         on_device = isinstance(tables["u"], Tensor)
         if update.rows.seen is not None:
             seen = tables["seen"]
-            seen[at] = self._seen_after(update)
+            seen[at] = update.came is None or self._seen_after(update)
             if not on_device and seen.all():
                 progress.complete = tables["mask"]._version
         if update.came is not None:
