@@ -755,7 +755,8 @@ def nan_on_one_rank(wrap: Wrap, where: str) -> dict[str, Any]:
             "surrogate": lambda: fcco.Measured(clean().detach(), bad()),
             "second term": lambda: {"worst": clean(), "mean": bad()},
         }
-        return objective(values[where], GROUP[ids])
+        several = dict.fromkeys(("worst", "mean"), GROUP[ids])
+        return objective(values[where], several if where == "second term" else GROUP[ids])
 
     return refused(CASES[NAN_IN.get(where, "sonex")], wrap, call)
 
