@@ -175,6 +175,11 @@ class InnerTracker(KeepsPrecision):
                 "`InnerTracker(gamma=0)` is no average: it never moves with `correction=0`, and "
                 "`measure=True` does not know its error."
             )
+        if not sampled and on_nonfinite == "skip":
+            raise ValueError(
+                "`InnerTracker(on_nonfinite='skip')` would leave a block out of a step, which "
+                "`sampled=False` forbids; use 'raise'."
+            )
         if measure and (log_space or rule is not None):
             raise ValueError(
                 "`InnerTracker(measure=True)` and `gamma='auto'` know the error of averages: they "
