@@ -164,9 +164,9 @@ def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float 
 def measure_tracker(rounds: int) -> dict[str, float]:
     """Time to build a tracker of 10^7 blocks, and its step against one of 10^3."""
     start = time.perf_counter()
-    large = fcco.tracker.msvr_tracker(10**7, 0.1)
+    large = fcco.tracker.InnerTracker(10**7, gamma=0.1)
     build = time.perf_counter() - start
-    small = fcco.tracker.msvr_tracker(10**3, 0.1)
+    small = fcco.tracker.InnerTracker(10**3, gamma=0.1)
     values = torch.rand(64, requires_grad=True)
     generator = torch.Generator().manual_seed(0)
 

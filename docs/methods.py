@@ -1,4 +1,4 @@
-"""Write the tables of methods into the page that shows them, from the registry.
+"""Write the tables of methods into the pages that show them, from the registry.
 
     python docs/methods.py
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from fcco.methods import table
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "docs/reference/methods.md"]
+PAGES = [ROOT / "src/fcco/__init__.py", ROOT / "docs/reference/methods.md"]
 _MARK = re.compile(r"(<!-- methods: (?P<columns>.*?) -->\n\n)(\|.*\n)*")
 
 

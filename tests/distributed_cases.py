@@ -335,7 +335,7 @@ def penalized(constraints: Any, coupled: bool = False, **more: Any) -> Any:
     def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
         settings: dict[str, Any] = {"penalty": 2.0, "smoothing": 1.0, "gamma": 0.4} | more
         settings.setdefault("correction", "auto" if corrected else 0.0)
-        own = fcco.tracker.msvr_tracker(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
+        own = fcco.tracker.InnerTracker(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
         objective = fcco.terms.CoupledTerm(fcco.outer.SquaredHinge(), own) if coupled else None
         return fcco.constrained(
             model, momentum(model, 0.2), constraints, "sonex", tolerance=0.2, objective=objective,
@@ -752,7 +752,8 @@ def nan_on_one_rank(wrap: Wrap, where: str) -> dict[str, Any]:
             "surrogate": lambda: fcco.Measured(clean().detach(), bad()),
             "second term": lambda: {"worst": clean(), "mean": bad()},
         }
-        return objective(values[where], GROUP[ids])
+        several = dict.fromkeys(("worst", "mean"), GROUP[ids])
+        return objective(values[where], several if where == "second term" else GROUP[ids])
 
     return refused(CASES[NAN_IN.get(where, "sonex")], wrap, call)
 

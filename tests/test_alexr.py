@@ -55,7 +55,10 @@ def build(
     if version == "v2":
         return alexr(model, optimizer, outer, number, dim=dim, dual_step=dual_step, theta=theta)
     options: Any = {"dim": dim, "dtype": next(model.parameters()).dtype}
-    tracker = fcco.tracker.alexr_tracker(number, dual_step / (1 + dual_step), theta, **options)
+    gamma = dual_step / (1 + dual_step)
+    tracker = fcco.tracker.InnerTracker(
+        number, gamma=gamma, correction=theta * gamma, read="new", **options
+    )
     term = fcco.terms.CoupledTerm(outer, tracker, smoothing=smoothing)
     return fcco.Compositional(model, optimizer, term)
 

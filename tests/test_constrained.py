@@ -208,7 +208,7 @@ DOORS: dict[str, Callable[..., fcco.Compositional]] = {
 }
 SHARED: dict[str, tuple[Any, Callable[[Any], Any]]] = {  # a value, and where it must be found
     "gamma": (0.37, lambda o: o.term.tracker.gamma),
-    "correction": (0.21, lambda o: o.term.tracker.correction),
+    "correction": (0.21, lambda o: o.term.tracker.rule.correction),
     "read": ("new", lambda o: o.term.tracker.read),
     "smoothing": (0.23, lambda o: o.term.smoothing),
     "on_nonfinite": ("skip", lambda o: o.term.tracker.on_nonfinite),

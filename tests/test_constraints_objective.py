@@ -35,7 +35,7 @@ NOT_FOR = {  # what the methods need that refuse a coupled objective
 def term(**changed: Any) -> fcco.terms.CoupledTerm:
     """The objective's own: another outer function, gamma_1, gamma_1' and precision."""
     options: dict[str, Any] = {"dim": 2, "gamma": 0.6, "correction": 0.2, "dtype": torch.float64}
-    tracker = fcco.tracker.msvr_tracker(8, **options | changed)
+    tracker = fcco.tracker.InnerTracker(8, **options | changed)
     return fcco.terms.CoupledTerm(fcco.outer.TwoSidedHinge(0.1, 0.8), tracker, smoothing=0.3)
 
 

@@ -108,7 +108,9 @@ def test_the_second_evaluation_of_sam_replaces_the_first(correction):
 
 
 def test_recursive_estimates_refuse_a_part_of_the_blocks():
-    tracker = fcco.tracker.spider_tracker(3, refresh_every=5)
+    tracker = fcco.tracker.InnerTracker(
+        3, gamma=0.0, correction=1.0, read="new", sampled=False, refresh_every=5
+    )
     tracker(torch.ones(3))
     before = tracker.value.clone()
     with pytest.raises(ValueError, match="all 3 blocks"):

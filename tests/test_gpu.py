@@ -105,7 +105,7 @@ def test_autocast_and_grad_scaler(dtype):
 
 
 def test_a_bad_index_on_the_gpu_is_refused_before_any_kernel_fails():
-    tracker = fcco.tracker.msvr_tracker(4, 0.1, device="cuda")
+    tracker = fcco.tracker.InnerTracker(4, gamma=0.1, device="cuda")
     with pytest.raises(IndexError, match="must lie in"):
         tracker(torch.rand(2, device="cuda"), torch.tensor([0, 4], device="cuda"))
     tracker(torch.rand(2, device="cuda"), torch.tensor([0, 3], device="cuda"))

@@ -27,7 +27,9 @@ SMOOTH = {
 def test_v1(dim):
     problem, model, rng = ref.Quadratics(dim=dim), Point(START), np.random.default_rng(1)
     data, n = TorchQuadratics(problem), problem.num_inner
-    tracker = fcco.tracker.msvr_tracker(n, GAMMA, "theory", dim=dim, dtype=torch.float64)
+    tracker = fcco.tracker.InnerTracker(
+        n, dim, gamma=GAMMA, correction="theory", dtype=torch.float64
+    )
     optimizer = fcco.optim.momentum_type(model.parameters(), lr=0.01, beta=0.2)
     objective: Any = fcco.Compositional(
         model, optimizer, fcco.terms.CoupledTerm(SMOOTH[dim], tracker)

@@ -124,7 +124,7 @@ def two_terms(model: Counting, correction: float = 0.3) -> fcco.Compositional:
         "constraint": term(fcco.outer.Hinge(2.0), fcco.tracker.ema_tracker(2, 0.5), smoothing=0.2),
         "fair": term(
             fcco.outer.TwoSidedHinge(0.1),
-            fcco.tracker.msvr_tracker(2, 0.2, correction, dim=2),
+            fcco.tracker.InnerTracker(2, 2, gamma=0.2, correction=correction),
             smoothing=0.1,
         ),
     }

@@ -190,6 +190,8 @@ def trained(case: str, steps: list[np.ndarray], form: str | None, resume: bool =
             return (losses(own, ids), value) if with_loss else value
 
         given = index if form is None else as_index(form, MEMBER[ids])
+        if case == "two-terms":
+            given = dict.fromkeys(("first", "second"), given)
         loss = objective(function, given)
         loss.backward()
         objective.optimizer.step()
@@ -271,8 +273,8 @@ def test_warm_up_pool_and_report_take_the_matrix():
 BAD: dict[str, tuple[Any, str]] = {
     "columns": (MEMBER[:8, :4], "a column for each of the 5 blocks"),
     "rows": (MEMBER[:7], r"shape \(7,\)"),
-    "float": (MEMBER[:8].astype(float), r"index\.bool\(\)"),
-    "numbers": (MEMBER[:8].astype(int), r"index\.bool\(\)"),
+    "float": (MEMBER[:8].astype(float), "must be boolean"),
+    "numbers": (MEMBER[:8].astype(int), "must be boolean"),
     "0 and 1 as lists": (MEMBER[:8].astype(int).tolist(), "more than once"),
     "an id too large": ([[0, 5]] + [[]] * 7, r"\[0, 4\]"),
     "a negative id": ([[0, -1]] + [[]] * 7, "ids from 0"),

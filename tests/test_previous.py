@@ -316,7 +316,7 @@ def test_a_round_of_a_proximal_point_begins_with_the_previous_point_at_its_start
     """z_{-1} = z_0 = w_t; a second optimizer's parameters keep their own previous value."""
     z, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     optimizer, plain = proximal([z]), torch.optim.SGD([other], lr=1.0)
-    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), fcco.tracker.msvr_tracker(1))
+    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), fcco.tracker.InnerTracker(1))
     objective = fcco.Compositional(nn.ParameterList([z, other]), [optimizer, plain], term)
     previous = objective.previous
     assert previous is not None

@@ -204,7 +204,7 @@ def test_the_outer_optimizer_steps_alone_only_while_no_objective_listens():
     optimizer = fcco.optim.ProximalPoint(outer, nu=0.5, eta=0.2, inner_steps=2)
     set_gradient(w)
     outer.step()
-    tracker = fcco.tracker.msvr_tracker(2, dtype=torch.float64)
+    tracker = fcco.tracker.InnerTracker(2, dtype=torch.float64)
     term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=0.1)
     objective = fcco.Compositional(nn.ParameterList([w]), optimizer, term)
     for steps in range(2):  # a whole round, with its own step of the outer optimizer

@@ -82,7 +82,7 @@ def test_an_independent_carrier_batch_may_have_other_entries_but_not_other_block
 
 @pytest.mark.parametrize("how", ["eval", "no_grad", "inference_mode"])
 def test_evaluation_returns_fresh_means_and_changes_nothing(how):
-    tracker = fcco.tracker.msvr_tracker(3, 0.3, on_nonfinite="skip")
+    tracker = fcco.tracker.InnerTracker(3, gamma=0.3, on_nonfinite="skip")
     tracker(torch.tensor([1.0, 2.0]), torch.tensor([0, 1]))
     kept = (tracker.value.clone(), tracker.seen.clone(), tracker.steps, tracker.skipped)
     index = torch.tensor([1, 2, 2, 0])
@@ -116,7 +116,7 @@ def test_u_is_never_narrowed_but_widens_and_moves(narrow):
 
 def test_a_block_marked_unseen_starts_anew_also_after_many_steps():
     """By hand or by loading an earlier state; a long run must not remember a mask that was full."""
-    tracker = fcco.tracker.msvr_tracker(3, 0.5, 0.3, dtype=torch.float64)
+    tracker = fcco.tracker.InnerTracker(3, gamma=0.5, correction=0.3, dtype=torch.float64)
     fresh = copy.deepcopy(tracker.state_dict())
     values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
@@ -216,7 +216,7 @@ def test_value_of_has_the_exact_value_and_the_other_gradient(dtype):
 
 def test_the_loss_keeps_its_value_when_g_is_much_larger_than_u():
     """u - g + g would lose u: relative error 1 in float32."""
-    tracker = fcco.tracker.msvr_tracker(2, 0.0, 1.0)
+    tracker = fcco.tracker.InnerTracker(2, gamma=0.0, correction=1.0)
     tracker.set_values(None, torch.tensor([0.001, 0.003]))
     g = torch.tensor([1e6, -3e6], requires_grad=True)
     term = fcco.terms.CoupledTerm(fcco.outer.Absolute(2.0), tracker, smoothing=0.5)
@@ -294,7 +294,8 @@ def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
     """First visits too; the blocks of the whole step, not of a part, set the theory's weight."""
     rng = np.random.default_rng(0)
     options: Any = {"log_space": log_space, "dtype": torch.float64}
-    one, several = (fcco.tracker.msvr_tracker(5, 0.3, "theory", **options) for _ in range(2))
+    options |= {"gamma": 0.3, "correction": "theory"}
+    one, several = (fcco.tracker.InnerTracker(5, **options) for _ in range(2))
     for _ in range(20):
         ids = torch.as_tensor(rng.integers(0, 5, 7))
         fresh = torch.as_tensor(rng.normal(size=7))
@@ -349,7 +350,9 @@ def test_a_look_at_other_parameters_between_micro_batches_leaves_the_open_step_a
         stepped, other = (optimizer, output.applied) if at == "average" else (
             proximal, proximal.anchored
         )  # fmt: skip
-        tracker = fcco.tracker.msvr_tracker(4, 0.3, correction, dtype=torch.float64)
+        tracker = fcco.tracker.InnerTracker(
+            4, gamma=0.3, correction=correction, dtype=torch.float64
+        )
         term = fcco.terms.CoupledTerm(fcco.outer.Hinge(2.0), tracker, smoothing=3.0)
         objective = fcco.Compositional(model, stepped, term)
         rng, moved = np.random.default_rng(3), 0.0

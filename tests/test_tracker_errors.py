@@ -56,10 +56,10 @@ def test_constructor_refuses(options, message):
 # A call (fresh, index, previous), the exception and its message.
 BAD_CALLS = {
     "negative": (T([1.0, 2.0]), T([0, -1]), None, IndexError, r"lie in \[0, 3\] .* -1"),
-    "too large": (T([1.0, 2.0]), T([0, 4]), None, IndexError, r"num_inner=4.* contains: 4"),
-    "float": (T([1.0]), T([1.0]), None, ValueError, r"vector of integers.*float32"),
-    "names": (T([1.0]), ["a"], None, TypeError, r"list of numbers.* `numpy.unique"),
-    "2-d": (T([1.0]), T([[0]]), None, ValueError, r"vector of integers.*\(1, 1\)"),
+    "too large": (T([1.0, 2.0]), T([0, 4]), None, IndexError, r"lie in \[0, 3\] .* contains: 4"),
+    "float": (T([1.0]), T([1.0]), None, ValueError, r"an integer id of each.*float32"),
+    "names": (T([1.0]), ["a"], None, TypeError, r"hold integer ids.* `numpy.unique"),
+    "2-d": (T([1.0]), T([[0]]), None, ValueError, r"an integer id of each.*\(1, 1\)"),
     "longer": (T([1.0, 2.0]), T([0]), None, ValueError, r"values .*\(1,\).*\(2,\)"),
     "too few": (T([1.0, 2.0]), None, None, ValueError, r"values .*\(4,\).*\(2,\)"),
     "columns": (torch.ones(2, 2), T([0, 1]), None, ValueError, r"values .*\(2,\).*\(2, 2\)"),
@@ -218,8 +218,8 @@ def test_skip_drops_bad_entries_of_an_independent_batch_and_blocks_that_have_non
 def test_a_batch_without_any_good_entry_gives_loss_zero_or_s_and_no_update(correction, ratio):
     model = Point(np.array([1.0, 2.0]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tracker = fcco.tracker.msvr_tracker(
-        2, 0.3, correction, on_nonfinite="skip", dtype=torch.float64
+    tracker = fcco.tracker.InnerTracker(
+        2, gamma=0.3, correction=correction, on_nonfinite="skip", dtype=torch.float64
     )
     if ratio is None:
         term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=1.0)

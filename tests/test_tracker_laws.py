@@ -59,7 +59,7 @@ LAWS = [
 @pytest.mark.parametrize(("correction", "pattern", "p", "gamma"), LAWS)
 def test_the_error_of_moving_values_is_that_of_the_law(correction, pattern, p, gamma):
     blocks = int(p * N)
-    tracker = fcco.tracker.msvr_tracker(N, gamma, correction, dtype=torch.float64)
+    tracker = fcco.tracker.InnerTracker(N, gamma=gamma, correction=correction, dtype=torch.float64)
     weight = {"auto": (1 - gamma) * p, "theory": (1 - p) / (p * (1 - gamma)) + 1 - gamma}
     law = expected_tracking_error(
         gamma, N, blocks, correction=weight.get(correction, correction), drift=DELTA,
@@ -78,7 +78,7 @@ def test_noise_at_a_fixed_point_is_damped_by_gamma_and_the_batch(gamma, samples)
     """sigma^2 gamma / (2 - gamma) / B2, with samples given as repeated ids, in float32."""
     n, sigma = 4000, 0.7
     rng = np.random.default_rng(0)
-    tracker = fcco.tracker.msvr_tracker(n, gamma)
+    tracker = fcco.tracker.InnerTracker(n, gamma=gamma)
     tracker.set_values(None, torch.full((n,), 2.0))
     ids, errors = torch.arange(n).repeat(samples), []
     for step in range(90):

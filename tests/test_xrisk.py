@@ -988,7 +988,7 @@ def test_block_parameters():
 
     step = OpenStep()
     table.propose(step, torch.tensor([1, 3, 1]), torch.tensor([1.0, 7.0, 0.5]))
-    step = OpenStep(step)
+    step = step.copy()
     table.propose(step, one, torch.tensor([0.0]))
     assert table.value.isnan().all(), "nothing is final before the step ends"
     made(step)

@@ -28,7 +28,7 @@ def test_each_word_becomes_its_method():
     assert isinstance(found["alexr2"].optimizer, fcco.optim.ProximalPoint)
     assert isinstance(found["alexr2"].scheduled, torch.optim.AdamW)
     tracker = found["alexr2"].objective.term.tracker
-    assert tracker.read == "new" and tracker.correction == pytest.approx(0.125 * 0.8)
+    assert tracker.read == "new" and tracker.rule.correction == pytest.approx(0.125 * 0.8)
     assert found["ooa"].objective.term.cap == 1.0
     assert found["ooa-cvar"].objective.term.cap == pytest.approx(1 / (0.3 * 4))
     assert found["ooa-euclidean"].objective.term.geometry == "euclidean"

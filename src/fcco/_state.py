@@ -45,9 +45,8 @@ class CheckedState(nn.Module):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state, which may be incomplete."""
-        for name, own in self._buffers.items():
-            found = state.get(name)
-            if own is None or found is None:
+        for name, own in self.named_buffers(recurse=False):
+            if (found := state.get(name)) is None:
                 continue
             if found.shape != own.shape:
                 shape, wanted = tuple(found.shape), tuple(own.shape)
@@ -65,15 +64,13 @@ class CheckedState(nn.Module):
     ) -> None:
         call, expected = f"`{type(self).__name__}.load_state_dict`", self.state_dict(prefix=prefix)
         given = [key for key in state_dict if key.startswith(prefix)]
-        missing = [key for key in expected if key not in state_dict]
-        unexpected = [key for key in given if key not in expected]
-        for what, keys in (("missing", missing), ("unexpected", unexpected)):
-            if keys and strict:
+        for what, keys in {
+            "missing": [key for key in expected if key not in state_dict and strict],
+            "unexpected": [key for key in given if key not in expected and strict],
+            "no tensor": [key for key in given if not isinstance(state_dict[key], Tensor)],
+        }.items():
+            if keys:
                 raise RuntimeError(f"{call}: {what}: {', '.join(keys)}. Nothing was loaded.")
-        for key in given:
-            if not isinstance(state_dict[key], Tensor):
-                kind = type(state_dict[key]).__name__
-                raise RuntimeError(f"{call}: {key} is no tensor but: {kind}. Nothing was loaded.")
         for path, module in self.named_modules():
             if isinstance(module, CheckedState):
                 start = f"{prefix}{path}." if path else prefix
@@ -93,12 +90,12 @@ class KeepsPrecision(CheckedState):
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        wide = {k: v for k, v in self._buffers.items() if v is not None and v.is_floating_point()}
+        before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
-        for name, before in wide.items():
-            after = self._buffers[name]
-            if after is not None and after.dtype.itemsize < before.dtype.itemsize:
-                self._buffers[name] = before.to(after.device)
+        for name, after in list(self.named_buffers(recurse=False)):
+            wide = before[name]
+            if wide.is_floating_point() and after.dtype.itemsize < wide.dtype.itemsize:
+                setattr(self, name, wide.to(after.device))
         return self
 
 

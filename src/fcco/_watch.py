@@ -1,8 +1,8 @@
-"""Notice a training loop that runs but does not do what its author meant, and say so once.
+"""The user's training loop, as an objective sees it.
 
-Nothing here looks at the value of a tensor that may be on a GPU: versions, flags, ages of graph
-nodes and ids that are Python numbers already are free. All but two counters of `Compositional` end
-with its first calls.
+Where a step ends, what became of each loss; and a loop that runs but does not do what its author
+meant is noticed, and told so once. Nothing here looks at the value of a tensor that may be on a
+GPU: versions, flags, ages of graph nodes and ids that are Python numbers already are free.
 """
 
 from __future__ import annotations
@@ -20,36 +20,30 @@ from torch import Tensor, nn
 
 from .previous import parameters_of
 from .terms import AbstractTerm, CVaRTerm, GroupWeights
-from .tracker import Blocks
+from .tracker import Blocks, Entries
 
 __all__ = [
-    "MOVES",
-    "NO_GRADIENT",
-    "WAITS",
-    "WINDOW",
-    "FirstCalls",
-    "Losses",
-    "UsageWarning",
-    "foreign_optimizers",
-    "moved_by_hand",
-    "never_stepped",
-    "only_made_before",
-    "sequence_number",
-    "stepped_in_eval",
-    "warn",
-]
+    "MIN_WAIT", "NO_GRADIENT", "WINDOW", "FirstCalls", "Loop", "Losses", "UsageWarning",
+    "sequence_number", "warn",
+]  # fmt: skip
 
 MOVES = 20
 """So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
 the ascent steps of SAM, or weights that were swapped for an evaluation."""
 
-WAITS = (20, 1000)
+MIN_WAIT, MAX_WAIT = 20, 1000
 """After so many calls without a step it is asked why: at the first, whether gradients are
 accumulated (over hundreds of calls, perhaps) or thrown away (a few times by a `GradScaler`); the
 second is too long for anything."""
 
 WINDOW = 10
 """Calls between two looks at what was noted of them."""
+
+NO_GRADIENT = (
+    "What your function returned has no gradient, in training mode: was it computed by "
+    "`.detach()`, `.item()`, NumPy or under `torch.no_grad()`, or is the model frozen? For an "
+    "evaluation call `objective.eval()` first."
+)
 
 _LOOKS = 100
 
@@ -71,46 +65,6 @@ def warn(message: str) -> None:
     warnings.warn(message, UsageWarning, stacklevel=level + 1)
 
 
-# The optimizer.
-
-
-def foreign_optimizers(
-    call: str, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], swaps: bool
-) -> None:
-    """Refuse optimizers that hold no parameter of the model.
-
-    Args:
-        call: the name of the objective's class.
-        model: the model.
-        optimizers: the optimizers.
-        swaps: whether the model is evaluated at w_{t-1}, which needs its own parameters.
-    """
-    own = set(model.parameters())
-    held = {p for each in optimizers for p in parameters_of(each)}
-    if not own or own & held:
-        return
-    message = (
-        f"`{call}(model, optimizer)`: {_names(optimizers)} holds no parameter of this "
-        f"{type(model).__name__}: it was made for another model, or for a copy of this one. Make "
-        "it from `model.parameters()` of the model that you train."
-    )
-    if swaps:
-        raise ValueError(message)
-    warn(f"{message} (Master copies of its parameters are fine.)")
-
-
-def moved_by_hand(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Say that the parameters change without a step of the objective's optimizer."""
-    warn(
-        f"The parameters have changed {MOVES} times between calls of this objective, but its "
-        f"optimizer, {_names(optimizers)}, made no step: the objective does not know where a step "
-        "ends nor what w_{t-1} is. Step `objective.optimizer`, or build the objective with the "
-        "optimizer that is stepped (a Hugging Face trainer makes its own: use "
-        "`fcco.integrations.transformers.RobustTrainer`), or call `objective.close()` after each "
-        "update by hand."
-    )
-
-
 @dataclass(slots=True)
 class Losses:
     """What became of the losses of the calls since the last step.
@@ -118,7 +72,7 @@ class Losses:
     A hook costs as much as ten operations: where steps have one call, there is none. The first
     time that a step has a second, it looks whether there are gradients since (`trained`). Of the
     losses watched, some are used (differentiated) and some dropped without. `cleared`: when loss
-    number WAITS[0] was differentiated, the gradients of those before were gone.
+    number `MIN_WAIT` was differentiated, the gradients of those before were gone.
     """
 
     made: int = 0
@@ -127,14 +81,6 @@ class Losses:
     dropped: int = 0
     trained: bool = False
     cleared: bool = False
-
-    def watch(self, loss: Tensor, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Put a hook on the graph of a loss."""
-        if self.made == 2 and not self.watched:
-            self.trained = not _without_gradient(optimizers)
-        self.watched += 1
-        hook = _LossHook(self, optimizers if self.made == WAITS[0] else ())
-        loss.grad_fn.register_prehook(hook)  # type: ignore[union-attr]
 
 
 @dataclass(slots=True, eq=False)
@@ -161,42 +107,155 @@ def _without_gradient(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
     return all(g is None or (g.device.type == "cpu" and not g.any()) for g in grads)
 
 
-def never_stepped(
-    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], calls: int, cleared: bool
-) -> None:
-    """Say that no step was made in many calls; `cleared`: gradients do not accumulate either."""
-    held = [p for each in optimizers for p in parameters_of(each)]
-    message = f"In {calls} calls of this objective its optimizer, {_names(optimizers)}, made no "
-    if set(held).isdisjoint(model.parameters()):
-        message += (
-            "step, and it holds no parameter of the model any more. Build the objective after the "
-            "model has its final parameters."
+class Loop:
+    """The user's training loop, as an objective sees it; what looks wrong is said once.
+
+    Args:
+        model: the model.
+        optimizers: the optimizers.
+        terms: the terms by name.
+        copied: whether the objective is a copy, with copies of its model and optimizer.
+
+    Attributes:
+        calls: calls since the last step of an optimizer.
+        moves: how often the parameters have changed in that time.
+        losses: those of the open step.
+        several: a step had several calls; from then on the losses of all are watched.
+        from_eval: the loss of a call in `eval()` mode was differentiated.
+        listening: the objective is told of steps.
+        first: what is noted of the first calls, or None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        terms: Mapping[str, AbstractTerm],
+        copied: bool = False,
+    ) -> None:
+        self._model, self._optimizers = model, optimizers
+        self.calls = self.moves = self._unused = 0
+        self.several = self.from_eval = self.listening = False
+        self.losses, self._said = Losses(), set[str]()
+        self.first: FirstCalls | None = FirstCalls(terms, optimizers, copied)
+
+    def check_optimizers(self, call: str, swaps: bool) -> None:
+        """Refuse optimizers that hold no parameter of the model.
+
+        Args:
+            call: the name of the objective's class.
+            swaps: whether the model is evaluated at w_{t-1}, which needs its own parameters.
+        """
+        own = set(self._model.parameters())
+        if not own or not own.isdisjoint(self._held()):
+            return
+        message = (
+            f"`{call}(model, optimizer)`: {self._names} holds no parameter of this "
+            f"{type(self._model).__name__}: it was made for another model, or for a copy of this "
+            "one. Make it from `model.parameters()` of the model that you train."
         )
-    elif cleared:
-        message += (
-            "step, and its parameters have no gradient from the calls before. Is `optimizer.step()`"
-            " missing before `zero_grad()`? If your function runs a copy of the model, or another "
-            "optimizer is stepped, build the objective with those."
-        )
-    else:
-        message += "step. Step `objective.optimizer` after `loss.backward()`."
-    warn(message)
+        if swaps:
+            raise ValueError(message)
+        warn(f"{message} (Master copies of its parameters are fine.)")
 
+    def _held(self) -> set[Tensor]:
+        return {p for each in self._optimizers for p in parameters_of(each)}
 
-def stepped_in_eval() -> None:
-    """Say that a step followed the gradient of a loss in `eval()` mode."""
-    warn(
-        "The optimizer stepped on a loss that this objective gave in `eval()` mode: that is the "
-        "loss of the batch alone, and nothing was tracked. Call `objective.train()` before "
-        "training (`.train()` of a module that holds it does that too)."
-    )
+    @property
+    def _names(self) -> str:
+        return " and ".join(type(each).__name__ for each in self._optimizers)
 
+    def returns(self, loss: Tensor, updating: bool) -> None:
+        """Watch what becomes of a loss of the training, or of an evaluation."""
+        losses = self.losses
+        if not updating:
+            if loss.requires_grad:
+                loss.register_hook(self._differentiated_in_eval)
+        elif loss.grad_fn is not None:
+            self.several = True
+            if losses.made == 2 and not losses.watched:
+                losses.trained = not _without_gradient(self._optimizers)
+            losses.watched += 1
+            hook = _LossHook(losses, self._optimizers if losses.made == MIN_WAIT else ())
+            loss.grad_fn.register_prehook(hook)
 
-def _names(optimizers: Iterable[torch.optim.Optimizer]) -> str:
-    return " and ".join(type(each).__name__ for each in optimizers)
+    def _differentiated_in_eval(self, _: Tensor) -> None:
+        self.from_eval = True
 
+    def none_was_used(self, one_rank: bool) -> bool:
+        """Note losses that were dropped; whether the open step is one of such alone."""
+        losses = self.losses
+        self._note_unused(losses.dropped)
+        losses.watched, losses.dropped = losses.watched - losses.dropped, 0
+        # One rank must not undo what others keep.
+        return one_rank and not (losses.used or losses.trained)
 
-# The function.
+    def stepped(self) -> None:
+        """A step of an optimizer was made."""
+        from_eval, self.from_eval = self.from_eval, False
+        if from_eval and self.calls == 0:
+            self._say(
+                "eval",
+                "The optimizer stepped on a loss that this objective gave in `eval()` mode: that "
+                "is the loss of the batch alone, and nothing was tracked. Call `objective.train()` "
+                "before training (`.train()` of a module that holds it does that too).",
+            )
+        if self.losses.watched > self.losses.used:
+            self._note_unused(self.losses.watched - self.losses.used)
+
+    def moved(self, by_optimizer: bool) -> None:
+        """The parameters have changed between two calls; `by_optimizer`: inside its step."""
+        if by_optimizer:
+            self.calls = self.moves = 0
+            return
+        self.moves += 1
+        if self.moves == MOVES and self.listening:
+            self._say(
+                "moves",
+                f"The parameters have changed {MOVES} times between calls of this objective, but "
+                f"its optimizer, {self._names}, made no step: the objective does not "
+                "know where a step ends nor what w_{t-1} is. Step `objective.optimizer`, or build "
+                "the objective with the optimizer that is stepped (a Hugging Face trainer makes "
+                "its own: use `fcco.integrations.transformers.RobustTrainer`), or call "
+                "`objective.close()` after each update by hand.",
+            )
+
+    def waited(self) -> None:
+        """There were many calls without a step."""
+        why = self.losses.cleared or self.calls == MAX_WAIT
+        if not (why and self.listening) or self._said & {"moves", "no step"}:
+            return
+        text = f"In {self.calls} calls of this objective its optimizer, {self._names}, made no step"
+        if self._held().isdisjoint(self._model.parameters()):
+            text += (
+                ", and it holds no parameter of the model any more. Build the objective after the "
+                "model has its final parameters."
+            )
+        elif self.losses.cleared:
+            text += (
+                ", and its parameters have no gradient from the calls before. Is "
+                "`optimizer.step()` missing before `zero_grad()`? If your function runs a copy of "
+                "the model, or another optimizer is stepped, build the objective with those."
+            )
+        else:
+            text += ". Step `objective.optimizer` after `loss.backward()`."
+        self._say("no step", text)
+
+    def _note_unused(self, number: int) -> None:
+        """Count losses of training that were not differentiated; warn from the second on."""
+        self._unused += number
+        if self._unused > 1:
+            self._say(
+                "unused",
+                "Losses of this objective in training mode were never differentiated. If these are "
+                "evaluations, use `objective.eval()` or `torch.no_grad()`: otherwise their values "
+                "are tracked as those of training.",
+            )
+
+    def _say(self, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            warn(message)
 
 
 def sequence_number() -> int:
@@ -206,25 +265,13 @@ def sequence_number() -> int:
     return node._sequence_nr()  # type: ignore[union-attr]
 
 
-def only_made_before(number: int, results: Iterable[Tensor], parameters: Iterable[Tensor]) -> bool:
-    """Whether results depend on parameters only through graph nodes older than a number.
-
-    Then they were computed before, and the function that returned them will return the same at
-    other parameters. A node that was made in another thread has a number of its own count; one
-    parameter that is used directly by a new node is enough for False.
-    """
-    uses, held = _uses(results), {id(p) for p in parameters}
-    numbers = [node._sequence_nr() for node, leaf in uses or () if id(leaf) in held]
-    return bool(numbers) and max(numbers) <= number
-
-
-def _uses(results: Iterable[Tensor]) -> list[tuple[Any, Tensor]] | None:
-    """The leaves that results depend on, with the node that uses each; None if there are many."""
+def _uses(results: Iterable[Tensor]) -> list[tuple[Any, Tensor]]:
+    """The leaves that results depend on, with the node that uses each; none if there are many."""
     nodes: set[Any] = {result.grad_fn for result in results if result.grad_fn is not None}
     stack, found = list(nodes), []
     while stack:
         if len(nodes) > _NODES:
-            return None
+            return []
         node = stack.pop()
         for below, _ in node.next_functions:
             if below is None:
@@ -237,30 +284,24 @@ def _uses(results: Iterable[Tensor]) -> list[tuple[Any, Tensor]] | None:
     return found
 
 
-NO_GRADIENT = (
-    "What your function returned has no gradient, in training mode: was it computed by "
-    "`.detach()`, `.item()`, NumPy or under `torch.no_grad()`, or is the model frozen? For an "
-    "evaluation call `objective.eval()` first."
-)
-
-
 class FirstCalls:
     """What is noted of the first calls of an objective, and looked at now and then.
 
-    Args:
-        terms: the terms by name.
-        copied: whether the objective is a copy, with copies of its model and optimizer.
-
     Attributes:
-        noted: per call, for each term of it: its name, the blocks of its values, and whether the
-            values that carry the gradient have one (or the loss beside them has none either).
+        noted: per call, by term: the blocks of its values, and whether those that carry the
+            gradient have one (or the loss beside them has none either).
         evaluations: evaluations at w_{t-1} after which the function is still to be checked.
+        copied: the first function of a copy is still to be checked.
     """
 
-    def __init__(self, terms: Mapping[str, AbstractTerm], copied: bool = False) -> None:
-        self.copied = copied
-        self.noted: list[list[tuple[str, Blocks, bool]]] = []
-        self.evaluations = 3
+    def __init__(
+        self,
+        terms: Mapping[str, AbstractTerm],
+        optimizers: Sequence[torch.optim.Optimizer],
+        copied: bool,
+    ) -> None:
+        self.copied, self.evaluations, self._optimizers = copied, 3, optimizers
+        self.noted: list[dict[str, tuple[Blocks, bool]]] = []
         self._groups: dict[str, Sequence[Any]] = {
             name: term.names or range(term.tracker.num_inner)
             for name, term in terms.items()
@@ -274,20 +315,18 @@ class FirstCalls:
         self._looks = 0
 
     def check_function(
-        self,
-        number: int | None,
-        results: Sequence[Tensor],
-        optimizers: Iterable[torch.optim.Optimizer],
+        self, number: int | None, entries: Mapping[str, Entries], loss: Tensor | None
     ) -> None:
-        """Say that the function returns what was computed before `number` was drawn.
+        """Say that the function returned what was computed before `number` was drawn.
 
         Of a copy of an objective, also that it runs another model.
         """
-        parameters = [p for each in optimizers for p in parameters_of(each)]
+        held = {id(p) for each in self._optimizers for p in parameters_of(each)}
+        results = [each.carrier for each in entries.values()]
+        uses = _uses(results if loss is None else [*results, loss])
         if self.copied:
             self.copied = False
-            leaves = {id(leaf) for _, leaf in _uses(results) or ()}
-            if leaves and leaves.isdisjoint(map(id, parameters)):
+            if uses and held.isdisjoint(id(leaf) for _, leaf in uses):
                 warn(
                     "This objective is a copy, with copies of its model and optimizer, but your "
                     "function runs another model. Copy them together, `copy.deepcopy((model, "
@@ -296,7 +335,10 @@ class FirstCalls:
         if number is None:
             return
         self.evaluations -= 1
-        if only_made_before(number, results, parameters):
+        # A node that was made in another thread has a number of its own count; one parameter that
+        # a new node uses is enough.
+        numbers = [node._sequence_nr() for node, leaf in uses if id(leaf) in held]
+        if numbers and max(numbers) <= number:
             self.evaluations = 0
             warn(
                 "The function that you gave returns values that were computed before it was "
@@ -312,7 +354,7 @@ class FirstCalls:
             one_rank: whether the batches are those of all ranks.
         """
         calls, self.noted = self.noted, []
-        for name, blocks, has_gradient in (each for call in calls for each in call):
+        for name, (blocks, has_gradient) in (each for call in calls for each in call.items()):
             if has_gradient:
                 self._constant.discard(name)
             self._overlapping = self._overlapping or blocks.rows is not None
@@ -323,9 +365,8 @@ class FirstCalls:
                 del self._visits[name]
             else:
                 self._visits[name].update(ids)
-        present = {name for call in calls for name, _, _ in call}
         if self._looks == 0:
-            self._say_constant(sorted(self._constant & present))
+            self._say_constant(sorted(self._constant & set[str]().union(*calls)))
         self._looks += 1
         for name, visits in list(self._visits.items()):
             if visits and self._say_unequal(visits, self._groups[name]):

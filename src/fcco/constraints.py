@@ -51,10 +51,7 @@ class ConstrainedObjective(Compositional):
                 f"{type(objective).__name__}. An ordinary loss needs none: return (loss, values)."
             )
         terms = term if objective is None else {OBJECTIVE: objective, CONSTRAINTS: term}
-        super().__init__(
-            model, optimizer, terms, process_group=process_group, offload=offload,
-            shared_index=objective is None,  # constraints and the objective have other blocks
-        )  # fmt: skip
+        super().__init__(model, optimizer, terms, process_group=process_group, offload=offload)
         self.method = method
 
     @property

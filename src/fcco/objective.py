@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _watch
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from ._state import CheckedState, pack, unpack
-from .inputs import ONLY, CallReader, Index, mean_loss, split
+from ._watch import MIN_WAIT, NO_GRADIENT, WINDOW, Loop, Losses, sequence_number
+from .inputs import ONLY, Index, mean_loss, parse, split, term_name
 from .optim import MethodOptimizer
 from .previous import PreviousParameters, unwrap
 from .terms import AbstractTerm
@@ -29,62 +29,32 @@ Function = Callable[[], Any]
 """The user's function: runs the model and returns inner values, or (loss, values)."""
 
 
-@dataclasses.dataclass
-class _CallState:
+@dataclasses.dataclass(slots=True)
+class _Step:
     """What changes with each call: a plain object, since nn.Module is slow to set attributes of.
 
     Attributes:
-        calls: number of calls so far, to notice ranks out of step.
-        open_at: version of the parameters and number of snapshots when the open step was
-            evaluated.
-        waiting: calls since the last step of an optimizer.
-        moves: how often the parameters have changed in that time.
-        stepping: an optimizer is inside its step (it runs a closure).
-        stepped: it has made one.
-        from_eval: the loss of a call in `eval()` mode was differentiated.
+        number: of calls so far, to notice ranks out of step.
         open: what the next step of an optimizer makes final.
         closing: it is being written.
-        losses: of the calls since the last step.
-        several: a step had several calls; from then on the losses of all are watched.
-        unused: how many losses were never differentiated.
-        said_moves, said_steps, said_eval, said_unused: what was warned of.
+        version: of the parameters, and the number of snapshots, at the last call since a step.
+        running: an optimizer is inside its step (it runs a closure).
+        made: it has made one.
     """
 
-    calls: int = 0
-    open_at: tuple[int, int] | None = None
-    waiting: int = 0
-    moves: int = 0
-    stepping: bool = False
-    stepped: bool = False
-    from_eval: bool = False
+    number: int = 0
     open: OpenStep | None = None
     closing: bool = False
-    losses: _watch.Losses = dataclasses.field(default_factory=_watch.Losses)
-    several: bool = False
-    unused: int = 0
-    said_moves: bool = False
-    said_steps: bool = False
-    said_eval: bool = False
-    said_unused: bool = False
+    version: tuple[int, int] | None = None
+    running: bool = False
+    made: bool = False
 
-    def differentiated(self, _: Tensor) -> None:
-        """To be called when a loss of `eval()` mode is differentiated."""
-        self.from_eval = True
 
-    def note_unused(self, number: int) -> None:
-        """Count losses of training that were not differentiated; warn from the second on."""
-        self.unused += number
-        if self.unused > 1 and not self.said_unused:
-            self.said_unused = True
-            _watch.warn(
-                "Losses of this objective in training mode were never differentiated. If these are "
-                "evaluations, use `objective.eval()` or `torch.no_grad()`: otherwise their values "
-                "are tracked as those of training."
-            )
+_FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
 
 
 class _Terms(nn.ModuleDict):
-    """The terms of an objective, which reads their settings once."""
+    """The terms, by any name: nn.ModuleDict refuses those of its methods."""
 
     def __init__(self, terms: Mapping[str, AbstractTerm]) -> None:
         super().__init__()
@@ -99,11 +69,8 @@ class _Terms(nn.ModuleDict):
         self._refuse() if isinstance(value, nn.Module) else super().__setattr__(name, value)
 
 
-_FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
-
-
 class _Children(dict[str, Any]):
-    """The modules of an objective: its terms stay, and nn.Module would take any as `term`."""
+    """The modules of an objective: nn.Module would take any as `term`, beside the property."""
 
     def __setitem__(self, name: str, module: Any) -> None:
         if name == "term" or (name == "terms" and name in self):
@@ -136,7 +103,6 @@ class Compositional(CheckedState):
         offload: keep the copy of w_{t-1} that a correction needs in the host's memory instead of
             on the GPU: the same values, one copy of the parameters less at the peak, two transfers
             a step (see `PreviousParameters`).
-        shared_index: whether an index that is no dict means the blocks of every term.
 
     The function returns one of
 
@@ -145,17 +111,6 @@ class Compositional(CheckedState):
     * `(loss, values)`, with an ordinary loss g0: a scalar, or a vector of per-sample losses, which
       is averaged over the global batch. Under DDP a scalar is averaged over ranks with equal
       weight, so give the vector when ranks hold batches of different size.
-
-    Example:
-        >>> import torch, fcco
-        >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> tracker = fcco.tracker.msvr_tracker(3, gamma=0.5)
-        >>> term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=0.1)
-        >>> objective = fcco.Compositional(model, optimizer, term)
-        >>> x, block = torch.ones(4, 2), torch.tensor([0, 0, 1, 2])
-        >>> loss = objective(lambda: model(x).squeeze(1), block)
-        >>> loss.backward(); optimizer.step(); optimizer.zero_grad()
     """
 
     method: str = ""
@@ -169,20 +124,16 @@ class Compositional(CheckedState):
         *,
         process_group: Any = "auto",
         offload: bool = False,
-        shared_index: bool = True,
     ) -> None:
         super().__init__()
-        self.__dict__["_modules"] = _Children()
         named = {ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
         if not named:
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
         several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
         self._optimizers = tuple(unwrap(each) for each in several)
+        self._modules = _Children()
         self.terms: Any = _Terms(named)
-        self._terms = named  # the same, without the registry's slow look-up
-        self._reader = CallReader(named, shared_index)
-        # The only term and its tracker, in a tuple: nn.Module would register them once more.
-        self._only = (named[ONLY], named[ONLY].tracker) if set(named) == {ONLY} else None
+        self._terms, self._single = named, set(named) == {ONLY}
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
         self._process_group = process_group
@@ -190,34 +141,29 @@ class Compositional(CheckedState):
         self.previous: PreviousParameters | None = None
         if any(term.tracker.needs_previous or term.looks_back for term in named.values()):
             self.previous = PreviousParameters(model, self._optimizers, offload=offload)
-        _watch.foreign_optimizers(
-            type(self).__name__, model, self._optimizers, self.previous is not None
-        )
-        self._watch: _watch.FirstCalls | None = _watch.FirstCalls(named)
         for name, term in named.items():
             term.tracker.names = term.names
-            term.tracker.of = "" if name == ONLY else f" of `{name}`"
+            term.tracker.of = term_name(name)
         self._watchers = [name for name, term in named.items() if term.watches_objective]
         self._needs_objective = len(self._watchers) == len(named) or any(
             term.needs_objective for term in named.values()
         )
         self._forgetful = [t for t in named.values() if type(t).forget is not AbstractTerm.forget]
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
-        self._state = _CallState()
-        self._busy = threading.Lock()
-        self._handles: list[Any] = []
-        self._attach()
+        self._step, self._busy, self._handles = _Step(), threading.Lock(), list[Any]()
+        self._loop = Loop(model, self._optimizers, named)
+        self._loop.check_optimizers(type(self).__name__, swaps=self.previous is not None)
+        self._listen()
 
-    def _attach(self) -> None:
+    def _listen(self) -> None:
         """Listen to the steps of the optimizers."""
-        hook = self._after_step
-        self._handles = [each.register_step_post_hook(hook) for each in self._optimizers]
-        if self.previous is None:  # its snapshots tell of steps that run closures
-            before = self._before_step
-            self._handles += [each.register_step_pre_hook(before) for each in self._optimizers]
+        self._loop.listening = True
         for each in self._optimizers:
+            self._handles.append(each.register_step_post_hook(self._after_step))
+            if self.previous is None:  # its snapshots tell of steps that run closures
+                self._handles.append(each.register_step_pre_hook(self._before_step))
             if isinstance(each, MethodOptimizer):
-                each.join(*self._model)
+                each.join(self.model)
 
     @property
     def model(self) -> nn.Module:
@@ -227,14 +173,14 @@ class Compositional(CheckedState):
     @property
     def term(self) -> Any:
         """The only term."""
-        if set(self.terms) != {ONLY}:
-            raise ValueError(f"This objective has the terms {', '.join(self.terms)}; use `terms`.")
-        return self.terms[ONLY]
+        if set(self._terms) != {ONLY}:
+            raise ValueError(f"This objective has the terms {', '.join(self._terms)}; use `terms`.")
+        return self._terms[ONLY]
 
     @property
     def open_step(self) -> OpenStep | None:
         """What the next step of an optimizer makes final, if there was a call."""
-        return self._state.open
+        return self._step.open
 
     @property
     def group(self) -> Group | None:
@@ -274,7 +220,7 @@ class Compositional(CheckedState):
         try:
             return self._loss(function, index, gradient, gradient_index)
         except RanksOutOfStep as error:
-            self._state.calls = error.latest  # the next call is the same on all ranks again
+            self._step.number = error.latest  # the next call is the same on all ranks again
             raise
         finally:
             if torch.is_grad_enabled() != differentiating:  # an interrupt at the entry of `no_grad`
@@ -303,121 +249,186 @@ class Compositional(CheckedState):
         gradient: Function | None,
         gradient_index: Index,
     ) -> Tensor:
+        state, loop, previous = self._step, self._loop, self.previous
         updating = self.training and torch.is_grad_enabled()
-        if self._state.closing:
-            self.close()
+        if state.closing:
+            self._finish()
         # The test of `find_group`, without a call in the usual case of one process.
         distributed = DISTRIBUTED and torch.distributed.is_initialized()
         group = find_group(self._process_group) if distributed else None
-        self._state.calls += 1
+        state.number += 1
         if not callable(function) or not (gradient is None or callable(gradient)):
             raise TypeError(self._needs_function(function, gradient))
-        reader, previous = self._reader, self.previous
-        watch = self._watch if updating else None
-        only: Any = self._only
-        blocks: dict[str, Any]
-        if only is None or index is None or isinstance(index, Mapping):
-            blocks = reader.blocks(index)
-        else:
-            blocks = {ONLY: only[1].blocks(index)}
-            if blocks[ONLY].rows is not None and not only[0].overlapping:
-                blocks = reader.blocks(index)  # which says what is wrong
-        gradient_blocks = None if gradient_index is None else reader.blocks(gradient_index)
+        blocks = self._find_blocks(index)  # before the model runs
+        gradient_blocks = None if gradient_index is None else self._find_blocks(gradient_index)
         if updating:
-            self._end_step_if_parameters_moved()
+            self._end_step_if_parameters_moved(group is None)
         if self._look_backs and updating:
-            self._look_back(function, blocks, gradient is not None)
+            assert previous is not None
+            for name, term in self._look_backs.items():
+                pooled = functools.partial(self._pooled_values, name, function, blocks)
+                term.look_back(pooled, previous, gradient is not None)
             if gradient is not None:
                 # The first batch has moved the multipliers and is not needed any more.
                 blocks, gradient_blocks = gradient_blocks or blocks, None
                 function, gradient = gradient, None
+        first, past, number = loop.first if updating else None, None, None
         # Before the first step w_{-1} = w_0, and there is nothing to correct.
-        ready = previous is not None and updating and previous.ready
-        past = number = None
-        if ready and any(t.tracker.corrects for t in self._terms.values()):
-            assert previous is not None
-            past = previous.evaluate(function)
-            if watch is not None and watch.evaluations and gradient is None:
-                number = _watch.sequence_number()
-        carriers = None
+        before = previous if updating and previous is not None and previous.ready else None
+        if before is not None and any(term.tracker.corrects for term in self._terms.values()):
+            past = before.evaluate(function)
+        if past is not None and first is not None and first.evaluations and gradient is None:
+            number = sequence_number()
+        loss, entries = self._evaluate(function, blocks, past, gradient, gradient_blocks)
+        if loss is not None:
+            loss = mean_loss(loss, group, check=updating)
+        elif self._needs_objective:
+            raise ValueError("This method needs the objective too: return the pair (loss, values).")
+        elif not entries:
+            raise ValueError("Your function returned neither a loss nor any inner value.")
+        if first is not None:
+            if number is not None or first.copied:
+                first.check_function(number, entries, loss)
+            alone = loss is None or not loss.requires_grad
+            first.noted.append(
+                {name: (e.blocks, alone or e.carrier.requires_grad) for name, e in entries.items()}
+            )
+            if len(first.noted) == WINDOW and not first.look(group is None):
+                loop.first = None
+        if group is not None:
+            entries = self._on_all_ranks(entries, group, gradient is not None)
+        step = None
+        if updating:
+            step = OpenStep() if state.open is None else state.open.copy()
+        tracked = {}
+        for name, each in entries.items():
+            tracked[name] = self._terms[name].tracker.track(each, step, group, state.number)
+        combined = self._combined(loss, tracked, group, step)
+        if updating:
+            if group is None and not combined.requires_grad:
+                raise ValueError(NO_GRADIENT)
+            state.open = step
+            loop.losses.made += 1
+        if loop.losses.made > 1 or loop.several or not updating:
+            loop.returns(combined, updating)
+        return combined
+
+    def _find_blocks(self, index: Index) -> dict[str, Blocks | None]:
+        """The blocks of each term, checked; those of values by name are known only afterwards."""
+        given = index if isinstance(index, Mapping) else dict.fromkeys(self._terms, index)
+        if index is not None and not self._single and not isinstance(index, Mapping):
+            raise ValueError(
+                "`index` must be a dict with keys among "
+                f"{', '.join(f'`{name}`' for name in self._terms)}, because each of these terms "
+                "has its own blocks."
+            )
+        if not given.keys() <= self._terms.keys():
+            raise ValueError(
+                f"`index` is given for {', '.join(map(str, given))} but the terms are: "
+                f"{', '.join(self._terms)}."
+            )
+        result: dict[str, Blocks | None] = {}
+        for name, term in self._terms.items():
+            ids = given.get(name)
+            if ids is None and (not self._single or term.names is not None):
+                result[name] = None
+                continue
+            result[name] = found = term.tracker.blocks(ids)
+            if found.rows is not None and not term.overlapping:
+                raise ValueError(
+                    f"`{type(term).__name__}` needs the one block of each entry as `index`, "
+                    "integers of shape (E,), not a matrix or lists of the blocks of each sample."
+                )
+        return result
+
+    def _evaluate(
+        self,
+        function: Function,
+        blocks: Mapping[str, Blocks | None],
+        past: Any = None,
+        gradient: Function | None = None,
+        gradient_blocks: Mapping[str, Blocks | None] | None = None,
+    ) -> tuple[Any, dict[str, Entries]]:
+        """Call the user's function: the loss g0 or None, and the values by term.
+
+        Args:
+            function: the function.
+            blocks: of each term, as far as they are known.
+            past: what the function returned at w_{t-1}, or None.
+            gradient: the same of an independent batch that carries the gradient, or None.
+            gradient_blocks: its blocks, None when they are the same.
+        """
         if gradient is None:
-            values, loss = function(), None
+            loss, values, others = None, function(), None
             if isinstance(values, tuple):
                 loss, values = split(values)
         else:
             with torch.no_grad():
                 values = split(function())[1]
-            loss, carriers = split(gradient())
-        if loss is None and self._needs_objective:
-            raise ValueError("This method needs the objective too: return the pair (loss, values).")
-        past = None if past is None else split(past)[1]
-        plain = carriers is None and only is not None and isinstance(values, Tensor)
-        own = blocks[ONLY] if plain else None
-        if only and own is not None and past is None and values.shape[:1] == (own.size,):
-            entries = {ONLY: only[1].entries(own, values)}
-        else:
-            entries = reader.entries(blocks, values, past, carriers, gradient_blocks)
-        if loss is not None:
-            loss = mean_loss(loss, group, check=updating)
-        elif not entries:
-            raise ValueError("Your function returned neither a loss nor any inner value.")
-        if watch is not None:
-            alone = loss is None or not loss.requires_grad
-            if (
-                alone
-                and group is None
-                and not any(e.carrier.requires_grad for e in entries.values())
-            ):
-                raise ValueError(_watch.NO_GRADIENT)
-            if number is not None or watch.copied:
-                results = [each.carrier for each in entries.values()]
-                results += [] if loss is None else [loss]
-                watch.check_function(number, results, self._optimizers)
-            watch.noted.append(
-                [(n, e.blocks, alone or e.carrier.requires_grad) for n, e in entries.items()]
+            loss, apart = split(gradient())
+            others = self._by_term(apart)
+        fresh = {ONLY: values} if self._single else self._by_term(values)
+        before = {} if past is None else self._by_term(split(past)[1])
+        if others is not None and set(others) != set(fresh):
+            raise ValueError(
+                "`gradient=` must return the same terms as the first function, "
+                f"{', '.join(fresh)}, but returned: {', '.join(others)}."
             )
-            if len(watch.noted) == _watch.WINDOW and not watch.look(group is None):
-                self._watch = None
-        if group is not None:
-            entries = self._on_all_ranks(entries, group)
-        step = OpenStep(self._state.open) if updating else None
-        tracked, call = {}, self._state.calls
-        for name, each in entries.items():
-            tracked[name] = self._terms[name].tracker.track(each, step, group, call)
-        if step is not None and group is None and (loss is not None or not plain):
-            self._refuse_nonfinite(entries, loss)
-        combined = self._combined(loss, tracked, group, step)
-        if step is not None:
-            self._state.open = step
-        if updating and combined.grad_fn is not None:
-            state = self._state
-            state.losses.made += 1
-            state.several = state.several or state.losses.made > 1
-            if state.several:
-                state.losses.watch(combined, self._optimizers)
-        elif not self.training and combined.requires_grad:
-            combined.register_hook(self._state.differentiated)
-        return combined
+        entries = {}
+        for name, value in fresh.items():
+            own, carrier, carrier_blocks, previous = blocks[name], None, None, before.get(name)
+            if own is None or not isinstance(value, Tensor):
+                value, carrier, own = self._parse(name, value, own)
+            if previous is not None and not isinstance(previous, Tensor):
+                previous = self._parse(name, previous)[0]
+            if others is not None:
+                known = None if gradient_blocks is None else gradient_blocks[name]
+                if gradient_blocks is None and not isinstance(others[name], Mapping):
+                    known = own
+                measured, surrogate, carrier_blocks = self._parse(name, others[name], known)
+                carrier = measured if surrogate is None else surrogate
+            tracker = self._terms[name].tracker
+            entries[name] = tracker.entries(own, value, previous, carrier, carrier_blocks)
+        return loss, entries
 
-    def _refuse_nonfinite(self, entries: dict[str, Entries], loss: Tensor | None) -> None:
-        """Raise if the loss, or values that carry the gradient alone, are NaN or infinite.
+    def _by_term(self, values: Any) -> Mapping[str, Any]:
+        if self._single:
+            return {ONLY: values}
+        if not isinstance(values, Mapping) or not values.keys() <= self._terms.keys():
+            given = list(values) if isinstance(values, Mapping) else type(values).__name__
+            raise ValueError(
+                f"An objective with the terms {', '.join(self._terms)} needs inner values by term "
+                f"but was given: {given}."
+            )
+        return values
 
-        What is tracked was checked before; on several ranks all of this was, for all together. A
-        GPU is not asked: the host would wait.
-        """
-        parts = {} if loss is None else {"ordinary loss g0": loss}
-        for name, each in entries.items():
-            strict = self._terms[name].tracker.on_nonfinite == "raise"
-            if each.stand_in and strict:
-                parts[f"values that carry the gradient of `{name}`"] = each.carrier
-        for what, part in parts.items():
-            # One number to look at; a sum of finite values may overflow.
-            if part.device.type != "cpu" or math.isfinite(part.detach().sum().item()):
-                continue
-            if not bool(torch.isfinite(part).all()):
-                raise NonFiniteValue(
-                    f"The {what} that your function returned: NaN or infinite; nothing was updated."
-                )
+    def _parse(
+        self, name: str, values: Any, blocks: Blocks | None = None
+    ) -> tuple[Tensor, Tensor | None, Blocks]:
+        """The values to track, those that carry the gradient if they are others, and the blocks."""
+        term = self._terms[name]
+        if term.names is not None and isinstance(values, Mapping) and not values:
+            # Every named block is absent from this batch.
+            nothing = self._no_entries(name)
+            return nothing.carrier, None, nothing.blocks
+        value, carrier, ids = parse(name, term.names, values, term.tracker.dim)
+        if ids is not None and blocks is not None:
+            raise ValueError(
+                f"The values{term_name(name)} are given by name, which says their blocks: leave "
+                "`index` out."
+            )
+        return value, carrier, term.tracker.blocks(ids) if blocks is None else blocks
+
+    def _no_entries(self, name: str, independent: bool = False) -> Entries:
+        """The entries of a term that this rank has none of."""
+        tracker = self._terms[name].tracker
+        blocks = tracker.blocks(torch.empty(0, dtype=torch.int64))
+        nothing = tracker.rows[:0]
+        return tracker.entries(blocks, nothing, None, nothing, blocks if independent else None)
+
+    def entries(self, function: Function, index: Index = None) -> dict[str, Entries]:
+        """The values of a batch by term, with their gradient; nothing is tracked."""
+        return self._evaluate(function, self._find_blocks(index))[1]
 
     def _combined(
         self,
@@ -427,6 +438,10 @@ class Compositional(CheckedState):
         step: OpenStep | None,
     ) -> Tensor:
         """The loss to differentiate: g0 and the terms, or a term that takes the place of g0."""
+        # On several ranks it was checked for all together; on a GPU the host would wait.
+        look = step is not None and group is None
+        if look and loss is not None and loss.is_cpu and not math.isfinite(loss.item()):
+            raise NonFiniteValue("The ordinary loss g0 is NaN or infinite; nothing was updated.")
         losses = {name: self._terms[name].loss(each) for name, each in tracked.items()}
         replaced = any(self._terms[name].replaces_objective for name in tracked)
         parts = list(losses.values())
@@ -446,82 +461,24 @@ class Compositional(CheckedState):
     def _needs_function(self, function: Any, gradient: Any) -> str:
         name, given = ("gradient=", gradient) if callable(function) else ("function", function)
         return (
-            f"`{type(self).__name__}` needs a function that runs the model, because it may be "
-            f"called at the previous parameters too, but `{name}` is: {type(given).__name__}. "
-            "Write `objective(lambda: losses_of(model(x), y), index)` or, with an ordinary loss, "
-            "`objective(lambda: (loss_of(model), values_of(model)))`."
+            f"`{type(self).__name__}` needs a function that runs the model, here or at the "
+            f"previous parameters, but `{name}` is: {type(given).__name__}. Write "
+            "`objective(lambda: losses_of(model(x), y), index)`."
         )
-
-    def _end_step_if_parameters_moved(self) -> None:
-        """End or undo the open step if the parameters have changed since it was evaluated.
-
-        Values of different w must not be pooled. In-place changes raise the version of a tensor,
-        which costs nothing to read; the sum of all versions changes if any parameter does.
-        """
-        state, count = self._state, 0 if self.previous is None else self.previous.snapshots
-        if state.losses.dropped:  # before anything is pooled with them
-            self._forget_unused()
-        groups = [group["params"] for each in self._optimizers for group in each.param_groups]
-        here = (sum(p._version for group in groups for p in group), count)
-        there, state.open_at = state.open_at, here
-        state.waiting += 1
-        cleared = state.losses.cleared
-        if (cleared or state.waiting == _watch.WAITS[-1]) and self._handles:
-            if not (state.said_moves or state.said_steps):
-                _watch.never_stepped(self.model, self._optimizers, state.waiting, cleared)
-            state.said_steps = True
-        if there is None or there[0] == here[0]:
-            return
-        waiting, moves = state.waiting, state.moves + 1
-        if there[1] != count or state.stepping:
-            waiting = moves = 0  # one of our optimizers moves them, inside its step
-        if moves == _watch.MOVES and self._handles and not state.said_moves:
-            state.said_moves = True
-            _watch.moved_by_hand(self._optimizers)
-        if there[1] != count or (self.previous is None and (state.stepping or not state.stepped)):
-            # w_{t-1} is where the open step was evaluated (L-BFGS, or parameters that are changed
-            # by hand): it counts as a step.
-            self.close()
-            state.open_at = here
-        else:
-            self._give_up()  # the step is still to come (SAM): this evaluation is the one
-        state.waiting, state.moves = waiting, moves
-
-    def _forget_unused(self) -> None:
-        """Note losses that went without being differentiated, and undo a step of such alone."""
-        state, losses = self._state, self._state.losses
-        state.note_unused(losses.dropped)
-        losses.watched, losses.dropped = losses.watched - losses.dropped, 0
-        # One rank must not undo what others keep.
-        if not (losses.used or losses.trained) and self.group is None:
-            self._give_up()
-            state.open_at = None
-
-    def _give_up(self) -> None:
-        """Forget the calls since the last step."""
-        self._state.open, self._state.losses = None, _watch.Losses()
-        for term in self._forgetful:
-            term.forget()
-
-    def _look_back(
-        self, function: Function, blocks: dict[str, Blocks | None], independent: bool
-    ) -> None:
-        """Let terms use this batch at w_{t-1}."""
-        assert self.previous is not None
-        for name, term in self._look_backs.items():
-            pooled = functools.partial(self._pooled_values, name, function, blocks)
-            term.look_back(pooled, self.previous, independent)
 
     def _pooled_values(
         self, name: str, function: Function, blocks: dict[str, Blocks | None]
     ) -> Tracked:
+        """The values of a term where the parameters are, for `AbstractTerm.look_back`."""
         group = self.group
-        entries = self._reader.entries(blocks, split(function())[1])
+        entries = self._evaluate(function, blocks)[1]
         if group is not None:
             entries = self._on_all_ranks(entries, group)
         return self._terms[name].tracker.track(entries[name], None, group)
 
-    def _on_all_ranks(self, entries: dict[str, Entries], group: Group) -> dict[str, Entries]:
+    def _on_all_ranks(
+        self, entries: dict[str, Entries], group: Group, independent: bool = False
+    ) -> dict[str, Entries]:
         """The entries of every term that any rank holds, in an order that all ranks share.
 
         Each term is a message to all ranks, so that a term which only others hold gets entries of
@@ -535,51 +492,74 @@ class Compositional(CheckedState):
         kinds = [
             [name in entries for name in names],
             [n in apart and not bool(torch.isfinite(apart[n]).all()) for n in names],
-            [n in entries and entries[n].previous is not None for n in names],
-            [n in entries and entries[n].independent for n in names],
         ]
         device = self._terms[names[0]].tracker.value.device
         flags = sum_over_ranks(torch.tensor(kinds, dtype=torch.int64, device=device), group)
         result = {}
-        for name, (held, bad, previous, independent) in zip(
-            names, zip(*flags, strict=True), strict=True
-        ):
+        for name, held, bad in zip(names, *flags, strict=True):
             if bad and self._terms[name].tracker.on_nonfinite == "raise":
                 raise NonFiniteValue(
                     f"The values that carry the gradient of `{name}` are NaN or infinite on at "
                     "least one rank; nothing was updated."
                 )
             if held:
-                result[name] = entries.get(name) or self._reader.no_entries(
-                    name, previous > 0, independent > 0
-                )
+                result[name] = entries.get(name) or self._no_entries(name, independent)
         return result
 
+    def _end_step_if_parameters_moved(self, one_rank: bool) -> None:
+        """End or undo the open step if the parameters have changed since it was evaluated.
+
+        Values of different w must not be pooled. In-place changes raise the version of a tensor,
+        which costs nothing to read; the sum of all versions changes if any parameter does.
+        """
+        state, loop, previous = self._step, self._loop, self.previous
+        if loop.losses.dropped and loop.none_was_used(one_rank):  # before anything is pooled
+            self._give_up()
+            state.version = None
+        groups = [group["params"] for each in self._optimizers for group in each.param_groups]
+        snapshots = 0 if previous is None else previous.snapshots
+        here = (sum(p._version for group in groups for p in group), snapshots)
+        there, state.version = state.version, here
+        loop.calls += 1
+        if loop.calls >= MIN_WAIT:
+            loop.waited()
+        if there is None or there[0] == here[0]:
+            return
+        closure = there[1] != snapshots
+        loop.moved(by_optimizer=closure or state.running)
+        if closure or (previous is None and (state.running or not state.made)):
+            # w_{t-1} is where the open step was evaluated (L-BFGS, or parameters that are changed
+            # by hand): it counts as a step.
+            self._finish()
+            state.version = here
+        else:
+            self._give_up()  # the step is still to come (SAM): this evaluation is the one
+
+    def _give_up(self) -> None:
+        """Forget the calls since the last step."""
+        self._step.open, self._loop.losses = None, Losses()
+        for term in self._forgetful:
+            term.forget()
+
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._state.stepping = True
+        self._step.running = True
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        state = self._state
-        if state.from_eval:
-            state.from_eval = False
-            if state.waiting == 0 and not state.said_eval:
-                state.said_eval = True
-                _watch.stepped_in_eval()
-        state.stepping, state.stepped = False, True
-        if state.losses.watched > state.losses.used:
-            state.note_unused(state.losses.watched - state.losses.used)
-        self.close()
+        state, loop = self._step, self._loop
+        if loop.several or loop.from_eval:
+            loop.stepped()
+        state.running, state.made = False, True
+        self._finish()
+        loop.calls = loop.moves = 0
         # A proximal-point optimizer that begins a round has z_{-1} = z_0 (Alg. 2, line 3).
         begins = isinstance(optimizer, MethodOptimizer) and optimizer.round_begins
         if begins and self.previous is not None:
             self.previous.forget(optimizer)
 
-    def close(self) -> None:
-        """End the tracking step; a hook calls it after each optimizer step."""
-        state, step = self._state, self._state.open
-        state.open_at, state.waiting, state.moves = None, 0, 0
-        if state.losses.made:
-            state.losses = _watch.Losses()
+    def _finish(self) -> None:
+        """Write what the open step changes."""
+        state, step = self._step, self._step.open
+        state.version, self._loop.losses = None, Losses()
         if step is not None:
             state.closing = True  # until all is written: an interrupt before the end is made good
             for tracker, update in step.updates.items():
@@ -590,8 +570,14 @@ class Compositional(CheckedState):
             term.forget()
         state.open, state.closing = None, False
 
+    def close(self) -> None:
+        """End the tracking step; a hook does so after each optimizer step."""
+        self._finish()
+        self._loop.calls = self._loop.moves = 0
+
     def detach_hooks(self) -> None:
         """Stop listening to the optimizer, so that another objective can take over."""
+        self._loop.listening = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -603,7 +589,7 @@ class Compositional(CheckedState):
 
     def value(self) -> Tensor:
         """The coupled part of the objective itself, at the tracked u: no smoothing, no g0."""
-        return torch.stack([term.value() for term in self.terms.values()]).sum()
+        return torch.stack([term.value() for term in self._terms.values()]).sum()
 
     def warm_up(self, batches: Iterable[tuple[Function, Index]]) -> None:
         """Start every tracker from a pass over the data (Alg. 1, lines 2-3).
@@ -623,9 +609,8 @@ class Compositional(CheckedState):
         """The values of each term over many batches, and over ranks; no gradient, no update."""
         pooled: dict[str, Batch] = {}
         for function, index in batches:
-            blocks = self._reader.blocks(index)
             with torch.no_grad():
-                entries = self._reader.entries(blocks, split(function())[1])
+                entries = self.entries(function, index)
             for name, each in entries.items():
                 batch = self._terms[name].tracker.pool(each._replace(previous=None))
                 pooled[name] = pooled[name].merge(batch) if name in pooled else batch
@@ -635,7 +620,7 @@ class Compositional(CheckedState):
         for name, term in self._terms.items():
             batch = pooled.get(name)  # once, at the end: ranks may have unequal numbers of batches
             if batch is None:
-                batch = term.tracker.pool(self._reader.no_entries(name, False, False))
+                batch = term.tracker.pool(self._no_entries(name)._replace(previous=None))
             pooled[name] = over_ranks(batch, group)
         return pooled
 
@@ -648,8 +633,8 @@ class Compositional(CheckedState):
         return {**kind, "blocks": {k: tuple(v) for k, v in blocks.items()}, "names": names}
 
     def _save_to_state_dict(self, *arguments: Any) -> None:
-        if self._state.closing:
-            self.close()
+        if self._step.closing:
+            self._finish()
         super()._save_to_state_dict(*arguments)
 
     def get_extra_state(self) -> Tensor:
@@ -666,27 +651,26 @@ class Compositional(CheckedState):
 
     def set_extra_state(self, state: Any) -> None:
         """Forget the open step, which belongs to the run that is given up."""
-        self._state.open_at, self._state.waiting, self._state.moves = None, 0, 0
         self._give_up()
+        self._step.version, self._loop.calls, self._loop.moves = None, 0, 0
 
     def __getstate__(self) -> dict[str, Any]:
-        # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model
-        # and optimizers of its own and listens to those.
         if self._process_group is not None and self._process_group != "auto":
             raise TypeError(
                 f"`{type(self).__name__}` cannot be copied or pickled with a process group of its "
                 "own; use `state_dict()`."
             )
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_busy", "_handles")}
-        state["_state"] = dataclasses.replace(
-            self._state, losses=_watch.Losses(), open=None, closing=False
-        )
+        # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model
+        # and optimizers of its own and listens to those.
+        own = ("_busy", "_handles", "_loop")
+        state = {k: v for k, v in self.__dict__.items() if k not in own}
+        state["_step"] = dataclasses.replace(self._step, open=None, closing=False, version=None)
         return state | {"_listens": bool(self._handles)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         listens = state.pop("_listens")
         super().__setstate__(state)
         self._busy, self._handles = threading.Lock(), []
-        self._watch = _watch.FirstCalls(self._terms, copied=True)
+        self._loop = Loop(self.model, self._optimizers, self._terms, copied=True)
         if listens:
-            self._attach()
+            self._listen()

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .inputs import CallReader, Index, split
+from .inputs import Index
 from .outer import project_capped_simplex
 from .rules.arrays import tensor
 from .rules.track import correction_weight, standard_errors
-from .terms import AbstractTerm
 from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
 
@@ -264,11 +263,9 @@ def _measured(objective: Any, function: Callable[[], Any] | None, index: Index) 
     """What the function returns for the term of the report; None without a function."""
     if function is None:
         return None
-    terms = dict(objective.terms.items())
-    reader = CallReader(terms, shared_index=len(terms) == 1)
     with torch.enable_grad():
-        entries = reader.entries(reader.blocks(index), split(function())[1])
-    name = next(name for name, term in terms.items() if term is objective.term)
+        entries = objective.entries(function, index)
+    name = next(name for name, term in objective.terms.items() if term is objective.term)
     if name not in entries:
         raise ValueError(f"`report(function=...)` must return values of {name!r}.")
     return entries[name]
@@ -514,10 +511,12 @@ def _behind(facts: _Facts) -> _Found:
     number, blocks, gamma = tracker.num_inner, tracker.blocks_per_step, tracker.gamma
     if facts.given or not blocks or not gamma:
         return None
-    lag = (number / blocks - correction_weight(tracker.correction, gamma, number, blocks)) / gamma
+    lag = (
+        number / blocks - correction_weight(tracker.rule.correction, gamma, number, blocks)
+    ) / gamma
     if lag <= max(2, tracker.steps / 4):
         return None
-    if tracker.automatic and tracker.estimate is not None:
+    if tracker.rule.gamma is None and tracker.estimate is not None:
         difference, innovation, steps, gain = tracker.estimate.pooled.tolist()
         by_noise, by_lag = standard_errors(difference, innovation, gain)
         if steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better

@@ -60,7 +60,7 @@ def finite(*values: Tensor | None) -> Tensor:
 def _all_blocks(index: Tensor | None, table: Tensor) -> Blocks:
     """The blocks of some entries. All n are listed; those that no entry names have a count of 0.
 
-    `find_blocks` would list the sampled ones only, but their number differs between runs.
+    A tracker would list the sampled ones only, but their number differs between runs.
     """
     number = table.shape[0]
     every = torch.arange(number, device=table.device)

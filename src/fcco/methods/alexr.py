@@ -14,7 +14,6 @@ from ..optim import ProximalPoint
 from ..previous import unwrap
 from ..terms import DualTerm
 from ..terms.coupled import as_lambda
-from ..tracker import GAMMA, THETA
 from .settings import Auto, Penalty, Problem
 
 __all__ = ["Alexr", "Alexr2"]
@@ -35,7 +34,7 @@ class Alexr(Penalty):
     Here psi = |.|^2/2, for any f with a prox: y_i+ = prox_{alpha f*}(y_i + alpha g~_i), see
     `DualTerm`. For limits, y_i+ = clip(y_i + alpha g~_i, 0, rho): the multipliers y/m collect the
     violations, up to rho/m, and end where the limit holds. For a smooth f, psi = f* is a tracker:
-    `CoupledTerm(f, alexr_tracker(n, alpha / (1 + alpha), theta))`.
+    `CoupledTerm(f, InnerTracker(n, gamma=g, correction=theta * g, read="new"))`, g = alpha / (1 + alpha).
 
     The step on w is your optimizer: SGD with lr = eta for r = 0; for r(w) = |w - w_0|^2/(2 nu) a
     `ProximalPoint(..., nu=nu, eta=eta)`, whose inner step it is. An independent batch for the
@@ -108,8 +107,8 @@ class Alexr2(Penalty):
     nu: float | Auto = "auto"
     eta: float | Auto = "auto"
     inner_steps: int | Callable[[int], int] = 5
-    gamma: float = GAMMA
-    theta: float = THETA
+    gamma: float = 0.8
+    theta: float = 0.125
 
     word = "alexr2"
     requires = ("convex",)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .. import _checks
 from ..outer import AbstractOuter
-from ..rules.arrays import per_row, tensor
+from ..rules.arrays import Array, Number, per_row, tensor, where
 from ..tracker import Batch, InnerTracker, Tracked
 from ..tracker.tracker import Update
 from .coupled import CoupledTerm
@@ -60,19 +60,18 @@ class DualAscent:
 
     def __call__(
         self,
-        old: Tensor,
-        seen: Tensor | None,
-        fresh: Tensor,
-        previous: Tensor | None,
-        gamma: float | Tensor,
-        correction: float | Tensor,
-    ) -> tuple[Tensor, Tensor]:
+        old: Array,
+        seen: Array | None,
+        fresh: Array,
+        previous: Array | None,
+        gamma: Number,
+        correction: Number,
+    ) -> tuple[Array, Array]:
         """The v before and after; the arguments are those of `fcco.rules.track.track`."""
         value = fresh if previous is None else fresh + correction * (fresh - previous)
-        kept = self.dual(old) / self.dual_step
-        if seen is not None:
-            kept = torch.where(seen, kept, torch.zeros_like(kept))
-        return old, value + kept
+        dual = self.dual(tensor(old))  # outer functions know tensors alone
+        kept = (dual if isinstance(old, Tensor) else dual.numpy()) / self.dual_step
+        return old, value + (kept if seen is None else where(seen, kept, 0 * kept))
 
 
 class _KeepsLatest(InnerTracker):

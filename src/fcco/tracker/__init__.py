@@ -1,18 +1,18 @@
 r"""Trackers: running estimates u_i of the inner values g_i(w).
 
-One module, `InnerTracker`, and its named settings:
+One module, `InnerTracker`, with the settings of every method:
 
-| constructor | gamma' | reads | used by |
+| gamma' (`correction`) | `read` | others | used by |
 |---|---|---|---|
-| `ema_tracker(n, gamma)` | 0 | old u | SOX |
-| `msvr_tracker(n, gamma)` | `"auto"`, `"theory"` or a number | old u | SONX, SONEX |
-| `alexr_tracker(n, gamma, theta)` | theta gamma | new u | ALEXR, ALEXR2 |
-| `spider_tracker(n, refresh_every)` | 1, with gamma = 0 | new u | Liu and Xu |
+| 0 (`ema_tracker`) | either | | SOX |
+| `"auto"`, `"theory"` or a number | `"old"` | | MSVR, SONX, SONEX |
+| theta gamma | `"new"` | gamma / (1 - gamma) is the dual step alpha | ALEXR, ALEXR2 |
+| 1 | `"new"` | gamma = 0, `sampled=False`, `refresh_every` | Liu and Xu (SPIDER) |
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,69 +22,15 @@ from .blocks import Batch, Blocks, Entries, OpenStep, Tracked
 from .tracker import ErrorEstimate, InnerTracker, NonFiniteValue
 
 __all__ = [
-    "GAMMA",
-    "THETA",
-    "Batch",
-    "Blocks",
-    "Entries",
-    "ErrorEstimate",
-    "InnerTracker",
-    "NonFiniteValue",
-    "OpenStep",
-    "Tracked",
-    "alexr_tracker",
-    "ema_tracker",
-    "for_model",
-    "like_model",
-    "log_track",
-    "msvr_tracker",
-    "spider_tracker",
-    "theory_correction",
-    "track",
+    "Batch", "Blocks", "Entries", "ErrorEstimate", "InnerTracker", "NonFiniteValue", "OpenStep",
+    "Tracked", "ema_tracker", "for_model", "like_model", "log_track", "theory_correction", "track",
     "value_of",
-]
-
-GAMMA = 0.8
-"""Weight of the new value for ALEXR2 in the paper's fairness experiment."""
-
-THETA = 0.125
-"""Extrapolation of ALEXR2 in the same experiment."""
+]  # fmt: skip
 
 
 def ema_tracker(num_inner: int, gamma: float = 0.1, **options: Any) -> InnerTracker:
     """Moving average, u+ = (1 - gamma) u + gamma g(w_t); see `InnerTracker` for the options."""
     return InnerTracker(num_inner, gamma=gamma, correction=0.0, **options)
-
-
-def msvr_tracker(
-    num_inner: int,
-    gamma: float = 0.1,
-    correction: float | Literal["theory", "auto"] = "auto",
-    **options: Any,
-) -> InnerTracker:
-    """Moving average with MSVR's correction gamma' (g(w_t) - g(w_{t-1})); see `InnerTracker`."""
-    return InnerTracker(num_inner, gamma=gamma, correction=correction, **options)
-
-
-def alexr_tracker(
-    num_inner: int, gamma: float = GAMMA, theta: float = THETA, **options: Any
-) -> InnerTracker:
-    """ALEXR's extrapolation (Alg. 2, lines 6-8, u-form).
-
-    `gamma` is the weight in u-form (the paper's gamma-hat); the dual step of the argmax form is
-    gamma / (1 - gamma). The defaults are those of the paper's fairness experiment.
-    """
-    options.setdefault("read", "new")
-    return InnerTracker(num_inner, gamma=gamma, correction=theta * gamma, **options)
-
-
-def spider_tracker(num_inner: int, refresh_every: int, **options: Any) -> InnerTracker:
-    """Recursive estimate u+ = u + g(w_t) - g(w_{t-1}), refreshed every so many steps.
-
-    It only follows differences, so that each step must hold all blocks.
-    """
-    settings: dict[str, Any] = {"gamma": 0.0, "correction": 1.0, "sampled": False, "read": "new"}
-    return InnerTracker(num_inner, refresh_every=refresh_every, **{**settings, **options})
 
 
 def like_model(model: nn.Module, options: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ Arrays are NumPy's where the table of u is on the CPU, tensors elsewhere (`fcco.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,28 +22,16 @@ import torch
 from torch import Tensor
 
 from .._distributed import Group, gather_rows
-from ..index import are_memberships, read_memberships
 from ..rules.arrays import Array, concatenate, finite, per_row, tensor, view
 from ..rules.track import value_of
 
 __all__ = [
-    "Batch",
-    "Blocks",
-    "Entries",
-    "OpenStep",
-    "Tracked",
-    "carrier_counts",
-    "find_blocks",
-    "over_ranks",
-    "segment",
-]
+    "Batch", "Blocks", "Entries", "OpenStep", "Tracked", "carrier_counts", "over_ranks", "segment",
+]  # fmt: skip
 
 _EXACT_ADDITIONS = 4096
 """Above so many entries a float32 sum is accumulated in float64: long float32 sums lose their
 digits (the mean of 2^25 entries of 0.1 would be 0.0625)."""
-
-_SMALL = 100_000
-"""Up to so many blocks, those of a batch are found by counting: faster than sorting."""
 
 
 def segment(entries: Array, inverse: Array, size: int, log: bool = False) -> Array:
@@ -154,7 +143,7 @@ class Entries(NamedTuple):
         keep, keep_carrier = tensor(keep), _finite_rows(carrier)
         if not independent:
             keep = keep_carrier = keep & keep_carrier
-        dropped = int((~keep).sum()) + (int((~keep_carrier).sum()) if independent else 0)
+        dropped = int((~keep).sum()) + independent * int((~keep_carrier).sum())
         if dropped == 0:
             return self, 0
         if independent:  # both batches must keep the same blocks
@@ -214,6 +203,7 @@ class Batch(NamedTuple):
         return good if self.previous is None else good & _finite_rows(self.previous)
 
 
+@dataclass
 class OpenStep:
     """What the calls since the last step of the optimizer change when that is made.
 
@@ -227,14 +217,12 @@ class OpenStep:
         losses: by term that wants it, the sum of the rest of the loss over calls, and their number.
     """
 
-    def __init__(self, before: OpenStep | None = None) -> None:
-        self.updates: dict[Any, Any] = {}
-        self.writes: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = {}
-        self.losses: dict[Any, tuple[Tensor, int]] = {}
-        if before is not None:
-            self.updates |= before.updates
-            self.writes |= before.writes
-            self.losses |= before.losses
+    updates: dict[Any, Any] = field(default_factory=dict)
+    writes: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=dict)
+    losses: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
+
+    def copy(self) -> OpenStep:
+        return OpenStep(dict(self.updates), dict(self.writes), dict(self.losses))
 
     def write(self, owner: Any, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function when the step ends; a later call for the same owner takes its place."""
@@ -398,107 +386,3 @@ def carrier_counts(carrier: Blocks, batch: Batch, group: Group | None) -> Array:
             "differ."
         )
     return view(counts)
-
-
-def find_blocks(index: Any, num_inner: int, like: Array) -> Blocks:
-    """Check an index and find its distinct blocks.
-
-    Args:
-        index: block id of each entry: integers of shape (E,), as a tensor, an array or a list; or
-            all blocks of each sample: booleans of shape (samples, n), or a list of lists of ids;
-            None means all blocks in order.
-        num_inner: n.
-        like: the tracked values: counts take their device and precision.
-    """
-    if index is None:
-        return _every(num_inner, like)
-    if not isinstance(index, Tensor):
-        if are_memberships(index):
-            return _of_memberships(index, num_inner, like)
-        index = _as_tensor(index)
-    dtype = index.dtype
-    if dtype != torch.int64 or index.dim() != 1:
-        if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex or index.dim() != 1:
-            if are_memberships(index):
-                return _of_memberships(index, num_inner, like)
-            raise ValueError(_wrong_index(index, num_inner))
-        index = index.long()
-    on_host = not isinstance(like, Tensor)
-    if index.is_cpu:
-        ids = index.numpy()
-        # Negative ids are huge ones without a sign: one look for both.
-        highest = int(ids.view(np.uint64).max()) if ids.size else 0
-        if highest >= num_inner:
-            raise IndexError(_out_of_range(ids, num_inner))
-        if num_inner > _SMALL:
-            unique, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
-        else:
-            counts = np.bincount(ids)
-            unique = counts.nonzero()[0]
-            place = np.empty(highest + 1, np.int64)
-            place[unique] = np.arange(unique.size)
-            inverse, counts = place[ids], counts[unique]
-        if on_host:
-            return Blocks(ids.size, unique, inverse, counts.astype(like.dtype))
-        # Copies from the host to a GPU may be asynchronous.
-        parts = [torch.from_numpy(part).to(like.device, non_blocking=True) for part in
-                 (unique, inverse, counts)]  # fmt: skip
-        return Blocks(ids.size, parts[0], parts[1], parts[2].to(like.dtype))
-    unique, inverse, counts = torch.unique(index, return_inverse=True, return_counts=True)
-    if len(unique) and (unique[0] < 0 or unique[-1] >= num_inner):
-        raise IndexError(_out_of_range(index, num_inner))
-    if on_host:
-        unique, inverse, counts = (part.cpu().numpy() for part in (unique, inverse, counts))
-        return Blocks(len(index), unique, inverse, counts.astype(like.dtype))
-    return Blocks(len(index), unique, inverse, counts.to(like.dtype))
-
-
-def _every(num_inner: int, like: Array) -> Blocks:
-    """All blocks in order."""
-    if isinstance(like, Tensor):
-        every, ones = torch.arange(num_inner, device=like.device), like.new_ones(num_inner)
-    else:
-        every, ones = np.arange(num_inner), np.ones(num_inner, like.dtype)
-    return Blocks(num_inner, every, None, ones, whole=True)
-
-
-def _wrong_index(index: Tensor, num_inner: int) -> str:
-    binary = " A matrix of 0 and 1 becomes boolean by `index.bool()`."
-    return (
-        "`index` must be a vector of integers, the block of each entry, or (for samples in "
-        f"several blocks) a boolean matrix with {num_inner} columns or a list of lists, but "
-        f"has shape {tuple(index.shape)} and dtype {index.dtype}."
-        + (binary if index.shape[1:] == (num_inner,) else "")
-    )
-
-
-def _out_of_range(ids: Array, num_inner: int) -> str:
-    low, high = int(ids.min()), int(ids.max())
-    one = " Ids start at 0: do yours start at 1?" if 0 < low <= high == num_inner else ""
-    return (
-        f"`index` must lie in [0, {num_inner - 1}] (num_inner={num_inner}) but contains: "
-        f"{low if low < 0 else high}.{one}"
-    )
-
-
-def _of_memberships(index: Any, num_inner: int, like: Array) -> Blocks:
-    """The blocks of entries that are pairs of a sample and one of its blocks."""
-    members = read_memberships("`index`", index, num_inner)
-    blocks = find_blocks(members.group, num_inner, like)
-    rows = members.sample
-    if isinstance(like, Tensor):
-        rows = rows.to(like.device, non_blocking=True)
-    return blocks._replace(size=members.samples, rows=rows)
-
-
-def _as_tensor(values: Any) -> Tensor:
-    try:
-        found = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        names = isinstance(values, Iterable) and any(isinstance(each, str) for each in values)
-        remedy = " Names become ids by `numpy.unique(names, return_inverse=True)[1]`."
-        raise TypeError(
-            "`index` must be a tensor, an array or a list of numbers but is: "
-            f"{type(values).__name__} ({error})." + (remedy if names else "")
-        ) from None
-    return found.long() if found.numel() == 0 else found  # an empty list has no dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,22 +15,17 @@ from torch import Tensor
 from .. import _checks
 from .._distributed import Group
 from .._state import KeepsPrecision
+from ..index import Memberships, check_range, read_index
 from ..rules import track as rules
 from ..rules.arrays import Array, Views, per_row, tensor, view
 from ..rules.track import Formula, Pooled, Rows, Statistics, Track, Visit
-from .blocks import (
-    Batch,
-    Blocks,
-    Entries,
-    OpenStep,
-    Tracked,
-    carrier_counts,
-    find_blocks,
-    over_ranks,
-)
+from .blocks import Batch, Blocks, Entries, OpenStep, Tracked, carrier_counts, over_ranks
 
 __all__ = ["InnerTracker", "NonFiniteValue", "Update"]
 
+
+SORTED = 100_000
+"""Of more blocks, those of a batch are found by sorting; up to so many, counting is faster."""
 
 REPEATS = 8
 """A batch may come again so often. From then on, and before any other was seen, it is all the data
@@ -114,25 +109,13 @@ class InnerTracker(KeepsPrecision):
         offset: subtracted from g_i before tracking, one number or one per block.
         measure: estimate the noise and the lag of u from the batches, see `error()`; on by default
             for group losses and constraints.
-        rule: another update than the formula above, with the arguments of `fcco.rules.track.track`,
-            on tensors.
-        on_nonfinite: `"raise"` refuses a NaN or infinite value and leaves every buffer as it was;
-            on a GPU, where to look would make the host wait, such a block keeps its value and a
-            later call raises. `"skip"` drops such entries and counts them in `skipped`. Their
-            gradient is zero where it enters your graph; there 0 * NaN may still be NaN.
+        rule: another update than the formula above, called as `fcco.rules.track.track` is.
+        on_nonfinite: `"raise"` refuses a NaN or infinite value before anything changes; on a GPU,
+            where to look would make the host wait, such a block keeps its value and a later call
+            raises. `"skip"` drops such entries and counts them in `skipped`; their gradient is
+            zero where it enters your graph, where 0 * NaN may still be NaN.
         dtype: precision of u, single or double; never narrowed by `.to(...)`.
         device: where the buffers live at first.
-
-    Example:
-        >>> import torch, fcco
-        >>> tracker = fcco.tracker.InnerTracker(num_inner=3, gamma=0.5, correction=0.0, read="new")
-        >>> g = torch.tensor([1.0, 3.0, 5.0], requires_grad=True)
-        >>> tracker(g, torch.tensor([0, 0, 2])).tolist()
-        [2.0, 5.0]
-        >>> tracker(g * 2, torch.tensor([0, 0, 2])).tolist()
-        [3.0, 7.5]
-        >>> tracker.seen.tolist()
-        [True, False, True]
 
     References:
         W. Jiang et al., Multi-block-single-probe variance reduced estimator for coupled
@@ -168,39 +151,35 @@ class InnerTracker(KeepsPrecision):
         _checks.integer(call, "num_inner", num_inner, 1)
         _checks.integer(call, "dim", dim, 1)
         automatic = gamma == "auto"
-        if isinstance(gamma, str):
-            _checks.one_of(call, "gamma", gamma, ("auto",))
-            if correction not in (0, "auto"):
-                raise ValueError(
-                    "`InnerTracker(gamma='auto')` weighs noise against lag for an average without "
-                    f"correction, but `correction` is {correction!r}; give a number for `gamma`."
-                )
-            correction = 0.0
+        if automatic and correction not in (0, "auto"):
+            raise ValueError(
+                "`InnerTracker(gamma='auto')` weighs noise against lag for an average without "
+                f"correction, but `correction` is {correction!r}; give a number for `gamma`."
+            )
+        if automatic:
+            measure, correction = True, 0.0
         else:
-            _checks.in_interval(call, "gamma", gamma, 0.0, 1.0)
-        _checks.one_of(call, "read", read, ("old", "new"))
-        _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip"))
+            _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=correction == "theory")
         if isinstance(correction, str):
             _checks.one_of(call, "correction", correction, ("theory", "auto"))
-            if correction == "theory" and not isinstance(gamma, str):
-                _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_high=True)
         else:
             _checks.in_interval(call, "correction", correction, 0.0, math.inf, open_high=True)
+        _checks.one_of(call, "read", read, ("old", "new"))
+        _checks.one_of(call, "on_nonfinite", on_nonfinite, ("raise", "skip"))
+        if refresh_every is not None:
+            _checks.integer(call, "refresh_every", refresh_every, 1)
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"`InnerTracker(dtype=...)` must be float32 or float64: {dtype}.")
         if gamma == 0 and (correction == 0 or measure):
             raise ValueError(
                 "`InnerTracker(gamma=0)` is no average: it never moves with `correction=0`, and "
                 "`measure=True` does not know its error."
             )
-        if refresh_every is not None:
-            _checks.integer(call, "refresh_every", refresh_every, 1)
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"`InnerTracker(dtype=...)` must be float32 or float64: {dtype}.")
         if not sampled and on_nonfinite == "skip":
             raise ValueError(
                 "`InnerTracker(on_nonfinite='skip')` would leave a block out of a step, which "
                 "`sampled=False` forbids; use 'raise'."
             )
-        measure = measure or automatic
         if measure and (log_space or rule is not None):
             raise ValueError(
                 "`InnerTracker(measure=True)` and `gamma='auto'` know the error of averages: they "
@@ -214,7 +193,7 @@ class InnerTracker(KeepsPrecision):
         self.rule = Track(num_inner, number, correction, formula)
         # Whether updates use g_i(w_{t-1}).
         self.needs_previous = correction != 0 and (correction != "auto" or number != 1)
-        self._on_tensors, self._measured, self._plain = rule is not None, measure, offset is None
+        self._measured, self._plain = measure, offset is None
         self._progress, self._flags = _Progress(), DeferredFiniteCheck()
         self._views = Views()
         table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
@@ -243,22 +222,12 @@ class InnerTracker(KeepsPrecision):
         return self._progress.blocks
 
     @property
-    def automatic(self) -> bool:
-        """Whether gamma is measured."""
-        return self.rule.gamma is None
-
-    @property
     def gamma(self) -> float:
         """The weight of the fresh value; with `"auto"` the present one, read from the device."""
         if self.rule.gamma is None:
             assert self.estimate is not None
             return self.estimate.pooled[3].item()
         return self.rule.gamma
-
-    @property
-    def correction(self) -> Any:
-        """gamma', or the word for a formula."""
-        return self.rule.correction
 
     @property
     def rows(self) -> Tensor:
@@ -299,16 +268,54 @@ class InnerTracker(KeepsPrecision):
         return self.training and torch.is_grad_enabled()
 
     def blocks(self, index: Any = None) -> Blocks:
-        """Check `index`; find the distinct blocks."""
+        """Check an index and find its distinct blocks.
+
+        Args:
+            index: the block of each entry, or all blocks of each sample, see
+                `fcco.index.read_index`; None means all blocks in order.
+        """
         if self._flags.waiting:
             self._flags.poll()
-        if index is not None:
-            return find_blocks(index, self.num_inner, (self._views.found or self.views)["u"])
-        # All blocks in order: the same each time.
-        tables = self.views
-        if "all" not in tables:
-            tables["all"] = find_blocks(None, self.num_inner, tables["u"])
-        return tables["all"]
+        tables, number = self._views.found or self.views, self.num_inner
+        if index is None:  # the same each time
+            if "all" not in tables:
+                every = view(torch.arange(number, device=self.value.device))
+                ones = view(torch.ones_like(self.value[:, 0]))
+                tables["all"] = Blocks(number, every, None, ones, whole=True)
+            return tables["all"]
+        size = rows = None
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.dim() != 1:
+            index = read_index("`index`", index, number)
+            if isinstance(index, Memberships):
+                size, rows = index.samples, index.sample.to(self.value.device, non_blocking=True)
+                index = index.group
+        like, on_host = tables["u"], not isinstance(tables["u"], Tensor)
+        if on_host or index.is_cpu:
+            ids = index.cpu().numpy()
+            # Negative ids are huge ones without a sign: one look for both.
+            highest = int(ids.view(np.uint64).max()) if ids.size else 0
+            if highest >= number:
+                check_range("`index`", int(ids.min()), int(ids.max()), number)
+            if number > SORTED:
+                unique, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
+            else:
+                counts = np.bincount(ids)
+                unique = counts.nonzero()[0]
+                place = np.empty(highest + 1, np.int64)
+                place[unique] = np.arange(unique.size)
+                inverse, counts = place[ids], counts[unique]
+        else:
+            unique, inverse, counts = torch.unique(index, return_inverse=True, return_counts=True)
+            if len(unique):
+                check_range("`index`", int(unique[0]), int(unique[-1]), number)
+        size = index.shape[0] if size is None else size
+        if on_host:
+            return Blocks(size, unique, inverse, counts.astype(like.dtype), rows=rows)
+        # Copies from the host to a GPU may be asynchronous.
+        unique, inverse, counts = (
+            tensor(part).to(like.device, non_blocking=True) for part in (unique, inverse, counts)
+        )
+        return Blocks(size, unique, inverse, counts.to(like.dtype), rows=rows)
 
     @property
     def views(self) -> dict[str, Any]:
@@ -374,20 +381,26 @@ class InnerTracker(KeepsPrecision):
 
     def _shaped(self, what: str, values: Tensor, blocks: Blocks) -> Tensor:
         """Values in the shape, precision and on the device of the table."""
-        table, shape, expected = self.views["value"], tuple(values.shape), blocks.size
-        if self.dim == 1 and shape == (expected, 1):
+        shape = (blocks.size,) if self.dim == 1 else (blocks.size, self.dim)
+        if values.shape == (*shape, 1) and self.dim == 1:
             values = values.squeeze(1)
-        elif shape != ((expected,) if self.dim == 1 else (expected, self.dim)):
-            wanted = f"({expected},)" if self.dim == 1 else f"({expected}, {self.dim})"
-            raise ValueError(
-                f"The {what} must have shape {wanted}, one row per entry of `index`, but have "
-                f"shape {shape}."
+        if values.shape != shape:
+            each = f"one row per {'entry' if blocks.rows is None else 'row'} of `index`"
+            if blocks.inverse is None:
+                each = "one row for each of all blocks in order, because the call has no `index`"
+            hint = (
+                " Return the losses of the samples themselves, not their mean: `cross_entropy("
+                'model(x), y, reduction="none")`; for limits, the pair (loss, values).'
             )
-        values = values.to(table.device, table.dtype)
+            raise ValueError(
+                f"The {what}{self.of} must have shape {shape}, {each}, but have shape "
+                f"{tuple(values.shape)}.{'' if values.dim() else hint}"
+            )
+        values = values.to(self.value.device, self.value.dtype)
         return values if blocks.rows is None else values.index_select(0, blocks.rows)
 
     def forward(self, fresh: Tensor, index: Any = None, previous: Tensor | None = None) -> Tensor:
-        """Update the sampled blocks; return u_i carrying the gradient of g_i, one row per block.
+        """Update the sampled blocks; return u_i carrying the gradient of g_i.
 
         Args:
             fresh: g_i(w_t), shape (E,) or (E, d1), with gradient.
@@ -395,7 +408,7 @@ class InnerTracker(KeepsPrecision):
             previous: g_i(w_{t-1}) on the same samples.
 
         Returns:
-            Shape (B1,) or (B1, d1), for the distinct blocks in increasing order.
+            One row for each distinct block, in increasing order.
         """
         entries = self.entries(self.blocks(index), fresh, previous)
         return self.update(entries).carrying_gradient()
@@ -448,7 +461,7 @@ class InnerTracker(KeepsPrecision):
             entries: of this rank.
             step: gets the update, and holds those of earlier calls; None in an evaluation.
             group: ranks to pool over.
-            call: number of the call, for `RanksOutOfStep`.
+            call: its number.
         """
         dropped = self._progress.skipped
         if self.on_nonfinite == "skip":
@@ -468,6 +481,8 @@ class InnerTracker(KeepsPrecision):
                 batch = open_step.batch.merge(batch)
                 dropped += open_step.dropped - self._progress.skipped
             update = self._updated(batch, entries, dropped, open_step is None and group is None)
+            if entries.stand_in and group is None and self.on_nonfinite == "raise":
+                self._check_carrier(entries.carrier)
             step.updates[self] = update
             u = update.visit.before if self.read == "old" else update.visit.after
             if open_step is not None:  # pick the blocks of this call
@@ -493,9 +508,7 @@ class InnerTracker(KeepsPrecision):
         if repeated is not False:  # no new visit: it takes the place of the last one
             rows = self._rows_instead(repeated, rows)
         refresh = self.refresh_every is not None and self.refresh_due
-        if self._on_tensors:
-            visit = self._on_tensors_step(rows, fresh, previous, batch, came)
-        elif came is None and previous is None and not refresh and rows.near(fresh):
+        if came is None and previous is None and not refresh and rows.near(fresh):
             # All is finite then, and nothing has to be bounded.
             visit = self.rule.step(
                 rows, fresh, blocks=batch.index.shape[0], near=True, repeated=repeated
@@ -544,25 +557,21 @@ class InnerTracker(KeepsPrecision):
             return now._replace(u=u)
         return now._replace(u=u, seen=torch.where(repeated, before.seen, now.seen))
 
-    def _on_tensors_step(
-        self, rows: Rows, fresh: Array, previous: Any, batch: Batch, came: Any
-    ) -> Visit:
-        """A rule of the caller's own knows tensors alone."""
-        given = (*rows[:2], fresh, previous)
-        parts: list[Any] = [None if part is None else tensor(part) for part in given]
-        mask = came if came is None or self.dim == 1 else came[:, None]
-        visit = self.rule.step(
-            Rows(parts[0], parts[1]), parts[2], parts[3], blocks=batch.index.shape[0], came=mask
-        )
-        after = view(visit.after)
-        if came is None and not (good := self._within(after) & batch.finite()).all():
-            self._refuse(batch, good)
-        return visit._replace(before=view(visit.before), after=after)
-
     def _within(self, values: Array) -> Array:
         """Which rows are finite, and not too large."""
         good = abs(values) <= self.largest
         return good if good.ndim == 1 else good.all(1)
+
+    def _check_carrier(self, carrier: Tensor) -> None:
+        """Raise if values that only carry the gradient are not finite; a GPU is not asked."""
+        # One number to look at, at first; a sum of finite values may overflow.
+        if carrier.device.type != "cpu" or math.isfinite(carrier.detach().sum().item()):
+            return
+        if not bool(torch.isfinite(carrier).all()):
+            raise NonFiniteValue(
+                f"The values that carry the gradient{self.of} are NaN or infinite; nothing was "
+                "updated."
+            )
 
     def _refuse(self, batch: Batch, good: Array) -> None:
         """Raise: some values of a batch, or u after it, are not finite."""
@@ -614,7 +623,7 @@ class InnerTracker(KeepsPrecision):
         return same & (repeats < REPEATS)
 
     def table_with(
-        self, step: OpenStep | None, tracked: Tracked | None = None
+        self, step: OpenStep, tracked: Tracked | None = None
     ) -> tuple[Array, Array | None]:
         """The u_i of all blocks after an open step, and which count; None for all.
 
@@ -624,17 +633,14 @@ class InnerTracker(KeepsPrecision):
             step: the step.
             tracked: values that take the place of those of the same blocks.
         """
-        tables = self._views.found or self.views
+        tables, update = self._views.found or self.views, step.updates[self]
         u, seen, on_device = tables["u"], tables["seen"], isinstance(tables["u"], Tensor)
         complete = self._progress.complete == tables["mask"]._version
-        update = None if step is None else step.updates.get(self)
-        if update is not None or tracked is not None:
-            u = u.clone() if on_device else u.copy()
-        if update is not None:
-            u[update.batch.index] = update.visit.after
-            if not complete:
-                seen = seen.clone() if on_device else seen.copy()
-                seen[update.batch.index] = update.came is None or self._seen_after(update)
+        u = u.clone() if on_device else u.copy()
+        u[update.batch.index] = update.visit.after
+        if not complete:
+            seen = seen.clone() if on_device else seen.copy()
+            seen[update.batch.index] = update.came is None or self._seen_after(update)
         if tracked is not None:
             u[tracked.ids] = tracked.u
         if on_device or complete or seen.all():
@@ -679,8 +685,7 @@ class InnerTracker(KeepsPrecision):
 
     def check_batch(self, batch: Batch) -> None:
         """Raise unless all values of a batch are finite."""
-        good = batch.finite()
-        if not bool(good.all()):
+        if not bool((good := batch.finite()).all()):
             self._refuse(batch, good)
 
     def set_batch(self, batch: Batch) -> None:
@@ -708,10 +713,8 @@ class InnerTracker(KeepsPrecision):
         self._progress, self._flags = _Progress(*state.tolist()), DeferredFiniteCheck()
 
     def extra_repr(self) -> str:
-        """The constructor's arguments."""
-        gamma = "auto" if self.rule.gamma is None else self.rule.gamma
-        settings = f"gamma={gamma!r}, correction={self.rule.correction!r}, read={self.read!r}"
-        return f"{self.num_inner}, {self.dim}, {settings}"
+        gamma, correction = self.rule.gamma, self.rule.correction
+        return f"{self.num_inner}, {self.dim}, {gamma=}, {correction=}, read={self.read!r}"
 
 
 class ErrorEstimate(KeepsPrecision):
@@ -745,14 +748,6 @@ class ErrorEstimate(KeepsPrecision):
             raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {gain}.")
 
 
-class _Flag(NamedTuple):
-    good: Tensor
-    arrived: Any
-    finite: Tensor
-    blocks: Tensor
-
-
-@dataclass
 class DeferredFiniteCheck:
     """Notice a bad value without making the host wait for the device.
 
@@ -760,7 +755,8 @@ class DeferredFiniteCheck:
     work arrives. Here a flag is copied beside the computation and looked at in a later step.
     """
 
-    waiting: deque[_Flag] = field(default_factory=deque)
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Tensor, Any, Tensor, Tensor]] = deque()
 
     def push(self, finite: Tensor, blocks: Tensor) -> None:
         """Remember which blocks (B1,) had finite values."""
@@ -769,17 +765,16 @@ class DeferredFiniteCheck:
             good = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(good, non_blocking=True)
             arrived = torch.cuda.Event()
             arrived.record()
-        self.waiting.append(_Flag(good, arrived, finite, blocks))
+        self.waiting.append((good, arrived, finite, blocks))
 
     def poll(self) -> None:
         """Raise if a flag that has arrived is bad."""
-        while self.waiting and (self.waiting[0].arrived is None or self.waiting[0].arrived.query()):
-            flag = self.waiting.popleft()
-            if not flag.good.item():
+        while self.waiting and (self.waiting[0][1] is None or self.waiting[0][1].query()):
+            good, _, finite, blocks = self.waiting.popleft()
+            if not good.item():
                 self.waiting.clear()
-                blocks = flag.blocks[~flag.finite].tolist()
                 raise NonFiniteValue(
-                    f"Inner values were NaN or infinite for blocks {blocks[:10]} in an earlier "
-                    "step; these blocks kept their value, but the loss of that step, and so the "
-                    "gradient, was not finite."
+                    f"Inner values were NaN or infinite for blocks {blocks[~finite].tolist()[:10]} "
+                    "in an earlier step; these blocks kept their value, but the loss of that step, "
+                    "and so the gradient, was not finite."
                 )
