@@ -34,7 +34,8 @@ class Alexr(Penalty):
     Here psi = |.|^2/2, for any f with a prox: y_i+ = prox_{alpha f*}(y_i + alpha g~_i), see
     `DualTerm`. For limits, y_i+ = clip(y_i + alpha g~_i, 0, rho): the multipliers y/m collect the
     violations, up to rho/m, and end where the limit holds. For a smooth f, psi = f* is a tracker:
-    `CoupledTerm(f, InnerTracker(n, gamma=g, correction=theta * g, read="new"))`, g = alpha / (1 + alpha).
+    `CoupledTerm(f, InnerTracker(n, gamma=g, correction=theta * g, read="new"))` with
+    g = alpha / (1 + alpha).
 
     The step on w is your optimizer: SGD with lr = eta for r = 0; for r(w) = |w - w_0|^2/(2 nu) a
     `ProximalPoint(..., nu=nu, eta=eta)`, whose inner step it is. An independent batch for the
