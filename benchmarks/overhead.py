@@ -22,6 +22,9 @@ Keys of `models` in the JSON, by model; all but `plain_ms` are ratios to the pla
 | `msvr_over_bound` | `msvr` over `forward_bound` |
 | `msvr_over_plain_bound` | `msvr` over a plain step plus such a forward pass |
 | `libauc` | a step of LibAUC's partial AUC loss with its optimizer; null if not installed |
+| `constrained` | `fcco.constrained` with 306 limits, differences of 18 group losses; nothing set |
+| `by_hand` | the same limits as a penalty by hand: mean loss + sum of the violations |
+| `cooper`, `hct` | the same limits with the defaults of these libraries; null if not installed |
 
 `tracker`: `build_s`, seconds to build a tracker of 10^7 blocks; `step_ratio`, its step to that of
 one of 10^3.
@@ -30,16 +33,19 @@ one of 10^3.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 import fcco
+from research.constrained import peers
+from research.constrained.problems import Batch, Schedule
 
 from .models import Case, cpu_cases, gpu_cases
 from .timing import interleave
@@ -89,6 +95,65 @@ def sonex_step(
     return step
 
 
+class PairwiseLimits:
+    """The losses of 18 groups of a batch may differ by 0.05 at most: 306 constraints."""
+
+    name, groups, num_constraints, sampled = "pairs", 18, 306, False
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.schedule = case, Schedule(evaluations=1, every=1, lr=1e-4)
+        group = torch.arange(case.batch_size, device=case.device) % self.groups
+        one_hot = torch.nn.functional.one_hot(group, self.groups).float()
+        self.means = (one_hot / one_hot.sum(0)).T
+        every = torch.cartesian_prod(torch.arange(self.groups), torch.arange(self.groups))
+        self.first, self.second = every[every[:, 0] != every[:, 1]].T.to(case.device)
+
+    def measure(self, model: Any, batch: Any = None, form: Any = None) -> tuple[Tensor, Tensor]:
+        """The mean loss, and the differences less 0.05."""
+        losses = self.case.losses()
+        means = self.means @ losses.float()
+        return losses.mean(), means[self.first] - means[self.second] - 0.05
+
+
+def constrained_step(problem: PairwiseLimits) -> Callable[[], None]:
+    model = problem.case.model
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    objective = fcco.constrained(model, optimizer, problem.num_constraints)
+
+    def step() -> None:
+        objective(lambda: problem.measure(model)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def penalty_step(problem: PairwiseLimits) -> Callable[[], None]:
+    optimizer = torch.optim.Adam(problem.case.model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        loss, values = problem.measure(None)
+        (loss + values.relu().sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def peer_steps(problem: PairwiseLimits) -> dict[str, Callable[[], None]]:
+    """Those of other libraries for limits that are installed, with their defaults."""
+    found: dict[str, Callable[[], None]] = {}
+    nothing, limits = Batch(torch.zeros(()), torch.zeros(())), cast(Any, problem)
+    settings: dict[str, dict[str, Any]] = {
+        "Cooper simultaneous": {"dual_lr": 0.01}, "HCT ALM": {"dual_range": [-100.0, 100.0]}
+    }  # fmt: skip
+    for name, setting in settings.items():
+        if peers.installed(name.split()[0]):
+            step = peers.methods()[name](limits, problem.case.model, setting).step
+            found[name.split()[0].lower()] = functools.partial(step, nothing)
+    return found
+
+
 def forward_only(case: Case) -> Callable[[], None]:
     def step() -> None:
         with torch.no_grad():
@@ -131,6 +196,9 @@ def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float 
         "msvr": sonex_step(case),
         "forward": forward_only(case),
     }
+    limits = PairwiseLimits(case)
+    candidates |= {"constrained": constrained_step(limits), "by_hand": penalty_step(limits)}
+    candidates |= peer_steps(limits)
     peer = libauc_step(case)
     if peer is not None:
         candidates["libauc"] = peer
@@ -157,7 +225,10 @@ def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float 
         "forward_bound": round(bound, 4),
         "msvr_over_bound": round(msvr / bound, 4),
         "msvr_over_plain_bound": round(msvr / (1 + bound - ema), 4),
-        "libauc": None if peer is None else round(timings.ratio("libauc", "plain"), 4),
+        **{
+            name: round(timings.ratio(name, "plain"), 4) if name in candidates else None
+            for name in ("libauc", "constrained", "by_hand", "cooper", "hct")
+        },
     }
 
 
@@ -191,9 +262,10 @@ def measure_tracker(rounds: int) -> dict[str, float]:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     names = ["plain_ms", "defaults", "ema", "msvr", "forward_bound", "msvr_over_bound", "libauc"]
-    lines = [f"{'model':<18}" + "".join(f"{name:>17}" for name in names)]
+    names += ["constrained", "by_hand", "cooper", "hct"]
+    lines = [f"{'model':<18}" + "".join(f"{name:>16}" for name in names)]
     for model, row in results.items():
-        cells = "".join(f"{'-' if row[n] is None else row[n]:>17}" for n in names)
+        cells = "".join(f"{'-' if row[n] is None else row[n]:>16}" for n in names)
         lines.append(f"{model:<18}{cells}")
     return "\n".join(lines)
 
