@@ -1,4 +1,4 @@
-r"""What steps the weights of a run: SGD, Adam, and the double loops of ALEXR2, OSS and ICPPAC.
+r"""What steps the weights of a run: SGD, Adam, and the double loops of ALEXR2 and ICPPAC.
 
 The rules of torch's optimizers are written out, because `torch.optim` takes one step size for all
 parameters, not one per run:
@@ -22,7 +22,7 @@ from ..methods.lagrangian import ProximalRound
 from ..methods.switching import SwitchingOptimizer
 from ..optim import ProximalPoint
 from ..rules.proximal import envelope_gradient, proximal_step, pull_strength, running_average
-from .estimators import Lagrangian, Numbers, put_numbers, take_numbers
+from .estimators import Numbers
 from .run import Flag, Run, State, Unsupported, choose
 
 __all__ = ["Rounds", "read_optimizer"]
@@ -159,18 +159,16 @@ class ProximalPointUpdate:
 
 @dataclass(frozen=True)
 class RoundUpdate:
-    """Steps of `primal` around an anchor that end at their average; some rules then move y."""
+    """Steps of `primal` around an anchor that end at their average: ICPPAC."""
 
     primal: SGD | Adam
-    lagrangian: Lagrangian
 
     @classmethod
     def of(cls, optimizer: ProximalRound) -> Update:
         if optimizer.inner_step:
             raise Unsupported("A fleet starts between rounds, but ProximalRound is within one.")
         primal, numbers, _ = _read_torch(optimizer.wrapped[0])
-        rule, _ = take_numbers(optimizer.rule, "rule.")
-        return cls(primal, Lagrangian(rule)), numbers, optimizer.inner_steps
+        return cls(primal), numbers, optimizer.inner_steps
 
     def start(self, weights: Tensor) -> State:
         average = weights.to(torch.promote_types(weights.dtype, torch.float32), copy=True)
@@ -180,20 +178,12 @@ class RoundUpdate:
 
     def step(self, run: Run, gradient: Tensor, state: State) -> State:
         """One inner step; where a round ends, the weights become the average."""
-        data, exact, point, y = run.data, run.exact, state["weights"], state["multiplier"]
+        data, point = run.data, state["weights"]
         anchor = choose(data.begins, point, state["anchor"])
-        strength = pull_strength(run.numbers["coefficient"], y.sum())
+        strength = pull_strength(run.numbers["coefficient"], state["multiplier"].sum())
         gradient = gradient + (point - anchor) * strength.to(point)
-        rule = put_numbers(self.lagrangian.rule, "rule.", exact)
-        lr = exact["lr"] * rule.step(exact["inner_steps"])
-        scaled = {"exact": {**exact, "lr": lr}, "numbers": {**run.numbers, "lr": lr.to(point)}}
-        changed = self.primal.step(run._replace(**scaled), gradient, state)
-        reached = changed["weights"]
-        if rule.follows_step:
-            move = reached - point
-            _, change = run.along(point, move, run.gradient_batch, y)
-            changed |= self.lagrangian.ascended(run, point, move, state["values"], change, y)
-        count, average = state["inner_step"], state["average"]
+        changed = self.primal.step(run, gradient, state)
+        reached, count, average = changed["weights"], state["inner_step"], state["average"]
         count = choose(data.begins, torch.zeros_like(count), count) + 1
         average = running_average(choose(data.begins, anchor.to(average), average), reached, count)
         changed["weights"] = choose(data.ends, average.to(reached), reached)
