@@ -1010,8 +1010,6 @@ def test_block_parameters():
     vectors.propose(step, torch.tensor([1, 1]), rows)
     made(step)
     assert vectors.value[1].tolist() == [2.0, 2.0, 2.0] and vectors.value[0].isnan().all()
-    with pytest.raises(ValueError, match="bounds"):
-        BlockParameters(2, bounds=(1.0, 0.0))
 
 
 def test_warm_start():

@@ -289,7 +289,7 @@ class Oss(Settings):
         R. Ma, Q. Lin and T. Yang, Quadratically regularized subgradient methods for weakly convex
         optimization with weakly convex constraints, ICML 2020 (the rounds). H. Yu, M. Neely and
         X. Wei, Online convex optimization with stochastic constraints, NeurIPS 2017 (the steps).
-        O(eps^-2) rounds of O(eps^-4) steps, from a feasible start, with Slater points.
+        O(eps^-2) rounds of O(eps^-4) steps, from a feasible start.
     """
 
     proximal: float
@@ -348,8 +348,7 @@ class Icppac(Oss):
 
     References:
         D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
-        functional constrained optimization, Mathematical Programming 197, 2023. O(eps^-6) samples
-        for non-smooth weakly convex functions with a uniform Slater margin.
+        functional constrained optimization, Mathematical Programming 197, 2023.
     """
 
     tau: float = 10.0

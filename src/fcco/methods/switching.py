@@ -212,11 +212,10 @@ class Ssg(Settings):
 
     References:
         Y. Huang and Q. Lin, Oracle complexity of single-loop switching subgradient methods for
-        non-smooth weakly convex functional constrained optimization, NeurIPS 2023. Nearly
-        eps-stationary after O(eps^-4) steps with exact values, O(eps^-8) samples with noisy ones,
-        for g_i convex with a Slater point (eta = eps_t/M^2, eps_t of order eps^2), or weakly
-        convex (rho) with subgradients of max_i g_i of norm at least nu where it is violated
-        (eta = nu/(4M^2) min{eps^2/M, nu/(4 rho)}, eps_t = M^2 eta, Polyak steps).
+        non-smooth weakly convex functional constrained optimization, NeurIPS 2023: for g_i convex
+        with a Slater point eta = eps_t/M^2, eps_t of order eps^2; for weakly convex ones (rho) with
+        subgradients of max_i g_i of norm at least nu where it is violated, Polyak steps and
+        eta = nu/(4M^2) min{eps^2/M, nu/(4 rho)}, eps_t = M^2 eta.
     """
 
     threshold: Schedule | Auto = "auto"
