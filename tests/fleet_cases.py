@@ -483,7 +483,7 @@ CASES: dict[str, Case] = {
     "sonex-named": Case(penalized(momentum), inner=named, of=TRACKED),
     "two-sided": Case(two_sided(adam), inner=pairs, of=TRACKED),
     "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
-    "alexr2-adam": Case(alexr2(adam, (3, lambda t: 2 + t % 4, 1)), of=TRACKED, **SAMPLED),
+    "alexr2-adam": Case(alexr2(adam, (3, 5, 1)), of=TRACKED, **SAMPLED),
     "extrapolated": Case(extrapolated, of=TRACKED),
     "sonx": Case(sonx, of=TRACKED),
     "sox": Case(sox, of=TRACKED, **SAMPLED),

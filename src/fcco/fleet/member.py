@@ -18,7 +18,7 @@ from ..optim import MethodOptimizer
 from ..previous import parameters_of, unwrap
 from .estimators import Numbers, PlainLoss, read_term
 from .run import State, Unsupported
-from .updates import RoundLength, read_optimizer
+from .updates import read_optimizer
 
 __all__ = ["Member", "Signature", "group_members", "read_members", "signature_of", "stack_weights"]
 
@@ -59,7 +59,7 @@ class MemberParts(NamedTuple):
     signature: Signature
     numbers: Numbers
     state: State  # of the estimator
-    round_length: RoundLength | None
+    round_length: int | None
 
 
 def signature_of(member: Member) -> Signature:

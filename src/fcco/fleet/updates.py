@@ -10,11 +10,10 @@ parameters, not one per run:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,14 +22,11 @@ from ..methods.switching import SwitchingOptimizer
 from ..optim import ProximalPoint
 from ..rules.proximal import envelope_gradient, proximal_step, pull_strength, running_average
 from .estimators import Numbers
-from .run import Flag, Run, State, Unsupported, choose
+from .run import Run, State, Unsupported, choose
 
-__all__ = ["Rounds", "read_optimizer"]
+__all__ = ["read_optimizer"]
 
-RoundLength = int | Callable[[int], int]
-"""The number of steps of a round, or a function of the round that gives it."""
-
-Update = tuple[Any, Numbers, RoundLength | None]
+Update = tuple[Any, Numbers, int | None]
 """What steps the weights, its numbers and, where steps come in rounds, the length of a round."""
 
 
@@ -136,6 +132,8 @@ class ProximalPointUpdate:
     @classmethod
     def of(cls, optimizer: ProximalPoint) -> Update:
         group = only_group(optimizer)
+        if callable(optimizer.inner_steps):
+            raise Unsupported("A fleet has no rounds whose length is a function of the round.")
         outer, numbers, _ = _read_torch(optimizer.outer)
         numbers |= {"nu": float(group["nu"]), "eta": float(group["lr"])}
         return cls(outer), numbers, optimizer.inner_steps
@@ -208,34 +206,3 @@ _METHODS: dict[type, Callable[[Any], Update]] = {
 def read_optimizer(optimizer: torch.optim.Optimizer) -> Update:
     """The update of an optimizer."""
     return _METHODS.get(type(optimizer), _read_torch)(optimizer)
-
-
-class Rounds:
-    """Where each run is in its rounds of inner steps; counted on the host.
-
-    Example:
-        >>> rounds = Rounds([1, 2], torch.device("cpu"))
-        >>> rounds.flags(0)
-        [True, tensor([ True, False])]
-        >>> rounds.flags(1)
-        [tensor([ True, False]), True]
-    """
-
-    def __init__(self, lengths: Sequence[RoundLength], device: torch.device) -> None:
-        self.lengths, self.device = list(lengths), device
-        # The present round of each run, the step it begins with, and that of the next one.
-        self.table = np.zeros((3, len(self.lengths)), dtype=np.int64)
-        self.table[0] = -1
-
-    def flags(self, step: int) -> list[Flag]:
-        """Which runs begin a round with a step, and which end one; steps come in order."""
-        rounds, begins, ends = self.table
-        for run in np.flatnonzero(ends <= step).tolist():
-            rounds[run] += 1
-            length = self.lengths[run]
-            steps = length(int(rounds[run])) if callable(length) else length
-            begins[run], ends[run] = step, step + steps
-        return [
-            bool(mask[0]) if mask.all() or not mask.any() else torch.tensor(mask).to(self.device)
-            for mask in (begins == step, ends <= step + 1)
-        ]
