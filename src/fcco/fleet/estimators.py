@@ -355,7 +355,7 @@ class Lagrangian:
             raise Unsupported("A fleet has no rule for multipliers that move after a step (OSS).")
         # The length of a round, in which runs may differ, is a number of `Rounds`.
         rule, numbers = take_numbers(dataclasses.replace(term.rule, inner_steps=1), "rule.")
-        numbers["coefficient"] = term.rounds.coefficient
+        numbers["coefficient"] = term.rule.coefficient
         state = {"multiplier": term.multiplier, "last": term.last}
         return cls(rule), numbers | _limits(term.limits), state
 

@@ -11,6 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map_only
 
 from .. import _checks
+from .._schedules import at_step
 from .member import Member, read_members, stack_weights
 from .program import MODES, Program
 from .run import MODEL, Data, Flag, ModelFunction, Run, State
@@ -122,9 +123,7 @@ class Fleet:
 
     def _at_step(self, name: str) -> Tensor:
         """A number of all runs at the present step."""
-        values = [
-            run[name](self.steps) if callable(run[name]) else run[name] for run in self._given
-        ]
+        values = [at_step(run[name], self.steps) for run in self._given]
         return torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values])
 
     def _set(self, name: str, rows: Tensor) -> None:

@@ -60,7 +60,7 @@ class ProximalRound(SharedGroupsOptimizer):
                 f"`{rule.word}` needs derivatives along a step, which a sharded model (FSDP2) "
                 "cannot give; use DDP."
             )
-        self.rule, self.coefficient, self.inner_steps = rule, rule.coefficient, rule.inner_steps
+        self.rule, self.inner_steps = rule, rule.inner_steps
         self.term = term  # holds the y_i, and is told of a move where the rule follows the step
         term.rounds = self
         self.inner_step, self.round = 0, 0
@@ -84,7 +84,7 @@ class ProximalRound(SharedGroupsOptimizer):
         parts = [proximal_value(x - w, v) for w, x, v in triples]
         if not parts:  # between rounds: x = w
             return torch.zeros(())
-        return self.coefficient * torch.stack([part.to(parts[0]) for part in parts]).sum()
+        return self.rule.coefficient * torch.stack([part.to(parts[0]) for part in parts]).sum()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -95,7 +95,7 @@ class ProximalRound(SharedGroupsOptimizer):
             wide = torch.promote_types(x.dtype, torch.float32)  # steps of 1/t vanish in bfloat16
             self._average.append(x.detach().to(wide, copy=True))
         before = [x.detach().clone() for x in parameters] if follows else []
-        strength = pull_strength(self.coefficient, self.term.multiplier.sum())
+        strength = pull_strength(self.rule.coefficient, self.term.multiplier.sum())
         for x, w in zip(parameters, self._anchor, strict=True):
             away = x.detach() - w
             if x.grad is not None:
@@ -355,12 +355,15 @@ class Icppac(Oss):
     theta: float = 0.1
 
     word = "icppac"
-    factor = 1.0
     follows_step = False
 
     @property
     def coefficient(self) -> float:
         return self.proximal
+
+    @property
+    def factor(self) -> float:
+        return 1.0
 
     def dual(self, y: Tensor, now: Tensor, before: Tensor) -> Tensor:
         # In the first step of a round `before` is `now`: it is not extrapolated.
