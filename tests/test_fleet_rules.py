@@ -19,7 +19,6 @@ from torch import nn
 import fcco
 from fcco import xrisk
 from fcco.fleet import Fleet, Member, Unsupported, group_members
-from fcco.methods.switching import PolyakStep
 from fcco.rules.cvar import threshold
 
 TRACED = ("adam", "sonex-adam", "ssg")
@@ -63,7 +62,6 @@ def test_optimizers_without_a_rule_are_refused():
     model = network(0)
     weights = list(model.parameters())
     refused("no rule for the optimizer RMSprop", torch.optim.RMSprop(weights))
-    refused("no rule for the optimizer PolyakStep", PolyakStep(weights))
     objective = fcco.constrained(model, sgd(model, 0.1), 4, "ssg", constraint_optimizer="polyak")
     refused("SSG with an optimizer of its own", objective.optimizer, objective)
     for options in ({"maximize": True}, {"momentum": 0.9, "nesterov": True}):

@@ -191,7 +191,7 @@ class RoundUpdate:
 def _of_switching(optimizer: SwitchingOptimizer) -> Update:
     """That of its only optimizer: the gradient is that of one of the branches."""
     first, *others = optimizer.wrapped
-    if others:
+    if others or optimizer.polyak:
         raise Unsupported("A fleet has no SSG with an optimizer of its own for the constraints.")
     return _read_torch(first)
 

@@ -84,10 +84,19 @@ class OuterTerm(AbstractTerm):
             )
         self.outer = outer
         self._smoothed: tuple[float, AbstractOuter] | None = None
+        self.smoothing_schedule = as_lambda(type(self).__name__, outer, smoothing)
+        self.automatic = isinstance(self.smoothing_schedule, str)
         # The width of the last step, for evaluations and reports; None unless it is automatic.
         self.register_buffer("width", None)
-        self.smoothing = smoothing
-        if self.automatic:
+        if self.automatic:  # lambda follows the error of the estimates
+            if tracker.estimate is None:
+                raise ValueError(
+                    f"`{type(self).__name__}(smoothing='auto')` needs a tracker that measures its "
+                    "own error: `InnerTracker(..., measure=True)` or `gamma='auto'`."
+                )
+            self._jump: Any = outer.jump
+            self._widest = widest(outer)
+            self.width = tracker.value.new_full((1,), 1e-12)
             return
         first = self.smoothing_at(0)
         if not (isinstance(first, float) and first > 0):
@@ -101,22 +110,6 @@ class OuterTerm(AbstractTerm):
         if width is None:
             return self.smoothing_at(self.step)
         return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
-
-    @smoothing.setter
-    def smoothing(self, value: Smoothing) -> None:
-        schedule = as_lambda(type(self).__name__, self.outer, value)
-        self.smoothing_schedule, self.width = schedule, None
-        self.automatic = isinstance(schedule, str)  # lambda follows the error of the estimates
-        if not self.automatic:
-            return
-        if self.tracker.estimate is None:
-            raise ValueError(
-                f"`{type(self).__name__}(smoothing='auto')` needs a tracker that measures its own "
-                "error: `InnerTracker(..., measure=True)` or `gamma='auto'`."
-            )
-        self._jump: Any = self.outer.jump
-        self._widest = widest(self.outer)
-        self.width = self.tracker.value.new_full((1,), 1e-12)
 
     def smoothing_at(self, step: int) -> Any:
         """The lambda after so many steps that this term had a part in."""
