@@ -119,3 +119,11 @@ class CVaRGroupDRO(GroupObjective):
     def threshold(self) -> Tensor:
         """The current s of CVaR."""
         return self.term.threshold
+
+    @property
+    def ratio(self) -> float:
+        return self.term.ratio
+
+    @property
+    def num_groups(self) -> int:
+        return self.term.tracker.num_inner
