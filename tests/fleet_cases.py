@@ -103,10 +103,6 @@ def losses(model: nn.Module, batch: dict[str, Tensor]) -> Any:
     return softplus(-batch["y"] * output(model, batch))
 
 
-def logarithms_by_row(model: nn.Module, batch: dict[str, Tensor]) -> Any:
-    return loss_of(model, batch), 2 * per_row(model, batch)
-
-
 @dataclass(frozen=True)
 class Case:
     """A method with the settings of each run.
@@ -271,17 +267,6 @@ def two_sided(update: Any) -> Any:
     return _objective(build, update)
 
 
-def log_space(update: Any) -> Any:
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        tracker = fcco.tracker.InnerTracker(
-            BLOCKS, gamma=0.3 + 0.2 * run, correction=0.2, log_space=True, dtype=DOUBLE
-        )
-        term = fcco.terms.CoupledTerm(fcco.outer.LogMeanExp(0.3 + 0.2 * run), tracker)
-        return fcco.Compositional(model, optimizer, term)
-
-    return _objective(build, update)
-
-
 def alexr2(update: Any, lengths: tuple[Any, ...] = (4, 4, 4), **options: Any) -> Any:
     def build(model: nn.Module, run: int, optimizer: Any) -> Any:
         return fcco.methods.alexr2(
@@ -365,16 +350,6 @@ def constant(run: int) -> dict[str, Any]:
 
 def cold(run: int) -> dict[str, Any]:
     return {"tau": 1.0 + run, "theta": 0.5}
-
-
-def queue(lengths: tuple[int, ...]) -> Any:
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.constrained(
-            model, optimizer, BLOCKS, "oss", proximal=0.5 + run, inner_steps=lengths[run],
-            tolerance=0.02 * run, margin=0.01,
-        )  # fmt: skip
-
-    return _objective(build, step(0.1))
 
 
 def switching(kind: str) -> Any:
@@ -471,7 +446,6 @@ def step(lr: float = 0.03) -> Any:
 
 SAMPLED: dict[str, Any] = {"inner": by_row, "indexed": True, "sampled": True}
 GROUPED: dict[str, Any] = {"inner": losses, "indexed": True, "sampled": True}
-LOGARITHMS: dict[str, Any] = SAMPLED | {"inner": logarithms_by_row}
 FILLED: dict[str, Any] = {"inner": by_row, "indexed": True, "independent": True}
 MULTIPLIED: dict[str, Any] = {
     "steps": 60,
@@ -508,9 +482,8 @@ CASES: dict[str, Case] = {
     "sonex-new": Case(sonex(momentum, read="new"), of=TRACKED, independent=True, **SAMPLED),
     "sonex-named": Case(penalized(momentum), inner=named, of=TRACKED),
     "two-sided": Case(two_sided(adam), inner=pairs, of=TRACKED),
-    "log-space": Case(log_space(momentum), of=TRACKED, **LOGARITHMS),
     "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
-    "alexr2-adam": Case(alexr2(adam, (3, lambda t: 2 + t % 4, 1)), of=TRACKED, **SAMPLED),
+    "alexr2-adam": Case(alexr2(adam, (3, 5, 1)), of=TRACKED, **SAMPLED),
     "extrapolated": Case(extrapolated, of=TRACKED),
     "sonx": Case(sonx, of=TRACKED),
     "sox": Case(sox, of=TRACKED, **SAMPLED),
@@ -519,8 +492,6 @@ CASES: dict[str, Case] = {
     "icppac": Case(lagrangian(step(), constant, (3, 3, 6)), of=DUAL, independent=True),
     "icppac-cold": Case(lagrangian(momentum, cold), of=DUAL, **FILLED),
     "icppac-adam": Case(lagrangian(adam, constant), of=DUAL),
-    "oss": Case(queue((3, 3, 3)), of=DUAL),
-    "oss-independent": Case(queue((2, 4, 4)), of=DUAL, **FILLED),
     "ssg": Case(switching("one"), of=VALUES, independent=True),
     "ssg-scheduled": Case(switching("scheduled"), of=VALUES),
     "ssg-rows": Case(switching("one"), of=VALUES, inner=by_row, indexed=True),

@@ -394,20 +394,11 @@ def test_each_run_is_the_single_run(mode: str, method: str, build: Callable[[], 
         assert torch.allclose(loaded.state_dict()[name], value, atol=1e-11), name
 
 
-@pytest.mark.parametrize("method", ["sonex", "oss"])
-def test_both_passes_of_a_step_move_the_statistics(method: str) -> None:
+def test_both_passes_of_a_step_move_the_statistics() -> None:
     """That of the values, and that of an independent batch for the gradient."""
 
-    def made() -> Member:
-        if method == "sonex":
-            return member(build=normed)
-        torch.manual_seed(0)
-        model = normed().to(DOUBLE)
-        optimizer = torch.optim.SGD(model.parameters(), lr=GOOD)
-        objective: Any = fcco.constrained(model, optimizer, 4, "oss", proximal=0.3, inner_steps=2)
-        return Member(model, objective.optimizer, objective)
-
-    fleet, single, data = Fleet([made()], inner, mode="eager"), made(), batches(1, 8)
+    fleet, single = Fleet([member(build=normed)], inner, mode="eager"), member(build=normed)
+    data = batches(1, 8)
     for batch, other in zip(data[:4], data[4:], strict=True):
         fleet.step(batch, other)
         rows = [row(each, 0) for each in (batch, other)]

@@ -19,11 +19,10 @@ from torch import nn
 import fcco
 from fcco import xrisk
 from fcco.fleet import Fleet, Member, Unsupported, group_members
-from fcco.methods.switching import PolyakStep
 from fcco.rules.cvar import threshold
 
 TRACED = ("adam", "sonex-adam", "ssg")
-ALL_TRACED = ("alexr2-momentum", "icppac", "oss", "ooa-euclidean", "cvar-alexr2", "cvar-automatic")
+ALL_TRACED = ("alexr2-momentum", "icppac", "ooa-euclidean", "cvar-alexr2", "cvar-automatic")
 """One of each kind is traced too; tracing takes the time."""
 
 
@@ -63,7 +62,6 @@ def test_optimizers_without_a_rule_are_refused():
     model = network(0)
     weights = list(model.parameters())
     refused("no rule for the optimizer RMSprop", torch.optim.RMSprop(weights))
-    refused("no rule for the optimizer PolyakStep", PolyakStep(weights))
     objective = fcco.constrained(model, sgd(model, 0.1), 4, "ssg", constraint_optimizer="polyak")
     refused("SSG with an optimizer of its own", objective.optimizer, objective)
     for options in ({"maximize": True}, {"momentum": 0.9, "nesterov": True}):
@@ -155,6 +153,13 @@ def test_terms_without_a_rule_are_refused():
         fcco.outer.Hinge(), fcco.tracker.ema_tracker(4, offset=torch.ones(4))
     )
     refused("offset", optimizer, fcco.Compositional(model, optimizer, term))
+    optimizer = sgd(model, 0.1)
+    term = fcco.terms.CoupledTerm(
+        fcco.outer.LogMeanExp(1.0), fcco.tracker.ema_tracker(4, log_space=True)
+    )
+    refused("log_space", optimizer, fcco.Compositional(model, optimizer, term))
+    queues = fcco.constrained(model, sgd(model, 0.1), 4, "oss", proximal=0.3, inner_steps=2)
+    refused("after a step", queues.optimizer, queues)
 
 
 def test_risks_are_refused():
@@ -181,7 +186,9 @@ def test_numbers_that_a_fleet_cannot_see_are_refused():
 
 
 def test_runs_of_several_kinds_are_sorted_and_not_mixed():
-    members = [CASES[name].member(run) for run in (0, 1) for name in ("ssg", "oss", "ssg-measured")]
+    members = [
+        CASES[name].member(run) for run in (0, 1) for name in ("ssg", "icppac", "ssg-measured")
+    ]
     assert list(group_members(members).values()) == [[0, 3], [1, 4], [2, 5]]
     with pytest.raises(Unsupported, match="one method"):
         Fleet(members, CASES["ssg"].inner)
@@ -223,7 +230,7 @@ def test_a_loss_that_is_missing_is_noticed(name):
         case.step_fleet(case.fleet("eager"), 0)
 
 
-@pytest.mark.parametrize("name", ["ssg-rows", "oss-independent", "icppac-cold", "all-blocks"])
+@pytest.mark.parametrize("name", ["ssg-rows", "icppac-cold", "all-blocks"])
 def test_a_batch_without_one_of_the_constraints_freezes_the_run(name):
     """Alone, the run would be stopped by an error: these methods look at all constraints."""
     case = dataclasses.replace(CASES[name], independent=False)

@@ -18,9 +18,8 @@ from test_switching import ONE, PROGRAM, START, TWO, follow, noisy, sgd
 from torch import Tensor, nn
 
 import fcco
-from fcco._derivatives import Linearised
 from fcco.methods import Icppac, Oss
-from fcco.methods.lagrangian import ProximalRound
+from fcco.methods.lagrangian import Linearised, ProximalRound
 
 DOUBLE = torch.float64
 STEPS = 25
@@ -240,7 +239,7 @@ def test_a_network_with_frozen_and_unused_parameters(kind):
         else:
             x, before = points[-2], points[max(t - 1, 0)]
             now = linear(before, x - before)
-        y = rule.dual(y, now, now if last is None else last, T)
+        y = rule.dual(y, now, now if last is None else last)
         last = now
         np.testing.assert_allclose(objective.multipliers(), y, atol=1e-9)
     assert (y > 0).all() and net.unused.tolist() == [1.0, 1.0] and net.unused.grad is None

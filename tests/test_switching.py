@@ -17,7 +17,7 @@ from reference_constrained import NoisyProgram
 from torch import Tensor, nn
 
 from fcco.methods import constrained
-from fcco.methods.switching import PolyakStep, SwitchingOptimizer
+from fcco.methods.switching import SwitchingOptimizer
 from fcco.optim import OutputIterate
 
 
@@ -118,13 +118,10 @@ def test_the_output_is_the_average_of_feasible_iterates():
 
 
 def test_a_polyak_step_without_gradient_stays():
-    w = nn.Parameter(torch.ones(2))
-    optimizer = PolyakStep([w])
-    w.grad = torch.zeros(2)
-    optimizer.step(lambda: 1.0)
-    assert w.tolist() == [1.0, 1.0] and optimizer.last_size == 0.0
-    with pytest.raises(ValueError, match="must return the value"):
-        optimizer.step()
+    model = Point(START)
+    objective = ssg(model, sgd(model), 1, threshold=0.0, constraint_optimizer="polyak")
+    take_step(objective, lambda: (model.w.sum(), 0 * model.w[:1] + 1.0))
+    assert model.w.tolist() == list(START) and objective.term.constraint_steps.tolist() == [0.0]
 
 
 # Invariants.
@@ -247,7 +244,7 @@ def adam_pair(model: nn.Module) -> Any:
 
 
 def polyak_pair(model: nn.Module) -> Any:
-    return sgd(model, momentum=0.5), PolyakStep(model.parameters())
+    return sgd(model, momentum=0.5), "polyak"
 
 
 @pytest.mark.parametrize("optimizers, cut", [(adam_pair, 7), (polyak_pair, 30)])

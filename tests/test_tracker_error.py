@@ -269,11 +269,10 @@ def test_settings_that_do_not_go_together(build, message):
         build()
 
 
-def test_a_number_takes_the_place_of_auto():
-    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker(3, 0.5), smoothing=0.1)
-    term.smoothing = "auto"
+def test_the_smoothing_is_a_number_or_automatic():
+    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker(3, 0.5), smoothing="auto")
     assert term.smoothing == pytest.approx(0, abs=1e-9) and term.width is not None
-    term.smoothing = 0.2
+    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker(3, 0.5), smoothing=0.2)
     assert term.smoothing == 0.2 and term.width is None
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import reference_xrisk as reference
 import torch
-from problems import Custom
 from torch import Tensor, nn
 from torch.nn.functional import relu, softplus
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 import fcco
 from fcco import xrisk
 from fcco.groups import PositiveBatchSampler
-from fcco.terms import BlockParameters, NestedTerm
+from fcco.terms import BlockParameters
 from fcco.tracker import NonFiniteValue, OpenStep
 from fcco.xrisk import pairs
 from fcco.xrisk.pairs import SURROGATES, Members, PairLoss, pair_means
@@ -1011,54 +1010,6 @@ def test_block_parameters():
     vectors.propose(step, torch.tensor([1, 1]), rows)
     made(step)
     assert vectors.value[1].tolist() == [2.0, 2.0, 2.0] and vectors.value[0].isnan().all()
-    with pytest.raises(ValueError, match="bounds"):
-        BlockParameters(2, bounds=(1.0, 0.0))
-
-
-def test_nested_term():
-    """F(v) = v^3 of the tracked mean of u_1 u_2^2 over blocks, u tracking two values each."""
-    model = nn.Linear(3, 2, bias=False).double()
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[0.2, 0.4, -0.1], [0.3, -0.2, 0.5]]))
-    options: Any = {"dtype": torch.float64, "correction": 0.0, "read": "new"}
-    tracker = fcco.tracker.InnerTracker(6, 2, gamma=0.4, **options)
-    mean = fcco.tracker.InnerTracker(1, gamma=0.3, **options)
-    term = NestedTerm(
-        Custom(lambda v: v**3, smooth=True),
-        lambda u, index: ((index + 1) * u[:, 0] * u[:, 1] ** 2).mean().view(1),
-        tracker,
-        mean,
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    objective = fcco.Compositional(model, optimizer, term)
-    assert objective.value().isnan()
-    w = model.weight.detach().numpy().copy()
-    u, v, draw = np.full((6, 2), np.nan), math.nan, np.random.default_rng(0)
-    for _ in range(6):
-        ids = draw.choice(SIZE, 8, replace=False)
-        block = ids % 6
-        x = torch.tensor(X)[torch.tensor(ids)]
-        loss = objective(lambda x=x: model(x).square(), torch.tensor(block))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        h = X[ids] @ w.T
-        distinct, count = np.unique(block, return_counts=True)
-        for b in distinct:
-            g = (h[block == b] ** 2).mean(0)
-            u[b] = g if np.isnan(u[b, 0]) else 0.6 * u[b] + 0.4 * g
-        fresh = np.mean((distinct + 1) * u[distinct, 0] * u[distinct, 1] ** 2)
-        v = fresh if np.isnan(v) else 0.7 * v + 0.3 * fresh
-        inner = np.stack([u[:, 1] ** 2, 2 * u[:, 0] * u[:, 1]], 1) * (np.arange(6) + 1)[:, None]
-        slope = 3 * v**2 * inner / len(distinct)
-        share = slope[block] / np.array([count[distinct == b][0] for b in block])[:, None]
-        assert loss.item() == pytest.approx(v**3, rel=1e-12)
-        w -= 0.01 * (share * 2 * h).T @ X[ids]
-        np.testing.assert_allclose(model.weight.detach(), w, rtol=1e-11, atol=1e-13)
-    np.testing.assert_allclose(tracker.value, u, rtol=1e-12)
-    assert mean.value.item() == pytest.approx(v, rel=1e-12)
-    middle = np.mean((np.arange(6) + 1) * u[:, 0] * u[:, 1] ** 2)
-    assert objective.value().item() == pytest.approx(middle**3, rel=1e-12)
 
 
 def test_warm_start():

@@ -313,7 +313,6 @@ class Lagrangian(Runs):
         self.before = self.y
         self.inside = torch.zeros_like(h["lr"])  # t within the round
         self.follows = next(iter(rules.values())).follows_step
-        self.keeps = next(iter(rules.values())).warm_start
 
     @property
     def point(self) -> Tensor:
@@ -325,7 +324,7 @@ class Lagrangian(Runs):
         h, c = self.h, self.h["proximal"]
         begins = self.inside == 0
         self.total = torch.where(begins, torch.zeros_like(self.total), self.total)
-        if not self.keeps:
+        if self.follows:
             self.y = torch.where(begins, torch.zeros_like(self.y), self.y)
         if not self.follows:
             self._ascend(self._line(self.previous, self.x, batch), begins)
@@ -356,7 +355,7 @@ class Lagrangian(Runs):
     def _steps(self) -> Tensor:
         factor = torch.ones_like(self.h["lr"])
         for t, rule in self.rules.items():
-            factor = torch.where(self.h["round_steps"] == t, rule.step(t), factor)
+            factor = torch.where(self.h["round_steps"] == t, rule.factor, factor)
         return factor
 
     def _ascend(self, now: Tensor, begins: Tensor) -> None:
@@ -364,5 +363,5 @@ class Lagrangian(Runs):
         y = self.y
         for t, rule in self.rules.items():
             mine = self.h["round_steps"] == t
-            y = torch.where(mine, rule.dual(self.y, now, before, t), y)
+            y = torch.where(mine, rule.dual(self.y, now, before), y)
         self.y, self.before = y, now

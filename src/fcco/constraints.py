@@ -32,6 +32,7 @@ class ConstrainedObjective(Compositional):
         term: the constraints' term, which holds the limits.
         method: the word of the method.
         objective: a coupled term of the objective, or None.
+        options: of `Compositional`.
     """
 
     def __init__(
@@ -42,8 +43,7 @@ class ConstrainedObjective(Compositional):
         *,
         method: str = "",
         objective: AbstractTerm | None = None,
-        process_group: Any = "auto",
-        offload: bool = False,
+        **options: Any,
     ) -> None:
         if objective is not None and not isinstance(objective, AbstractTerm):
             raise TypeError(
@@ -51,7 +51,7 @@ class ConstrainedObjective(Compositional):
                 f"{type(objective).__name__}. An ordinary loss needs none: return (loss, values)."
             )
         terms = term if objective is None else {OBJECTIVE: objective, CONSTRAINTS: term}
-        super().__init__(model, optimizer, terms, process_group=process_group, offload=offload)
+        super().__init__(model, optimizer, terms, **options)
         self.method = method
 
     @property

@@ -64,12 +64,10 @@ class CVaRGroupDRO(GroupObjective):
     Args:
         num_groups: n; not needed with `names`.
         ratio: r, the share of groups that count; 1 is the plain mean over groups, 1/n the worst.
-        smoothing: how far the kink at s is rounded. `"auto"`: as far as the estimates are off, see
-            `OuterTerm`. `fcco.Width(0.1)` in units of the loss; a number is lambda, and the zone
-            lambda / r wide.
+        smoothing: how far the kink at s is rounded, see `OuterTerm`: `fcco.Width(0.1)` in units of
+            the loss; a number is lambda, and the zone lambda / r wide.
         gamma: weight of the new group loss; `"auto"` weighs noise against lag.
-        correction: gamma' of the tracker, for a second forward pass at w_{t-1}; see `InnerTracker`.
-            It needs a number for `gamma`.
+        correction: gamma' of the tracker, for a second forward pass at w_{t-1}, see `InnerTracker`.
         read: which u enters the gradient; `"old"`, as printed, acts on losses n/B1 steps older.
         names: of the groups, in the order of their ids, for reports and errors.
         process_group: see `Compositional`, as is `offload`.
@@ -111,15 +109,8 @@ class CVaRGroupDRO(GroupObjective):
                 f"`CVaRGroupDRO(correction={correction!r})` needs a number for `gamma`: with "
                 "'auto' the lag of the estimates is weighed without a second forward pass."
             )
-        tracker = for_model(
-            model,
-            number,
-            gamma=gamma,
-            correction=correction,
-            read=read,
-            measure=gamma != 0,
-            **table,
-        )
+        options = {"gamma": gamma, "correction": correction, "read": read, "measure": gamma != 0}
+        tracker = for_model(model, number, **options, **table)
         term = CVaRTerm(tracker, ratio, smoothing=smoothing)
         term.names = named
         super().__init__(model, optimizer, term, process_group=process_group, offload=offload)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from ..methods.lagrangian import LagrangianTerm
 from ..methods.switching import SwitchingTerm
 from ..outer import MoreauEnvelope
-from ..rules import cvar, group_weights, multipliers, switching, track
+from ..rules import cvar, group_weights, multipliers, switching
 from ..rules.arrays import per_row, tensor
 from ..rules.multipliers import Constraints, Multipliers, Scales
 from ..rules.proximal import proximal_value, regularised
@@ -31,7 +31,6 @@ from ..tracker import InnerTracker
 from .run import Estimate, Forward, Run, State, Unsupported, block_means, choose
 
 __all__ = [
-    "Lagrangian",
     "Numbers",
     "Parts",
     "PlainLoss",
@@ -125,21 +124,17 @@ class Tracking:
     @classmethod
     def reading(cls, tracker: InnerTracker, numbers: Numbers, state: State, *own: Any) -> Parts:
         """The estimator with its `own` fields; what is the tracker's joins numbers and state."""
-        kept = (tracker.refresh_every, tracker.offset, tracker.on_nonfinite)
-        if kept != (None, None, "raise"):
+        kept = (tracker.refresh_every, tracker.offset, tracker.on_nonfinite, tracker.log_space)
+        if kept != (None, None, "raise", False):
             raise Unsupported(
-                "A fleet has no tracker with `refresh_every`, `offset` or `on_nonfinite='skip'`."
+                "A fleet has no tracker with `refresh_every`, `offset`, `log_space` or "
+                "`on_nonfinite='skip'`."
             )
         rule, of_rule = take_numbers(tracker.rule, "")
         tables = tracker.views
         state |= {name: tensor(tables[name]) for name in TABLES if name in tables}
         estimator = cls(rule, tracker.read, tracker.sampled, tracker.needs_previous, *own)
         return estimator, numbers | of_rule, state
-
-    @property
-    def log(self) -> bool:
-        """Values and u are logarithms."""
-        return self.rule.formula is track.log_track
 
     def step(self, run: Run) -> Updated:
         """The passes of a step, and its tracking update (Alg. 1, line 7)."""
@@ -152,8 +147,8 @@ class Tracking:
             number = came.to(u).sum()
             if not self.sampled:  # alone, a batch without some of the blocks is refused
                 checked = (previous, 1 / blocks.counts)
-        fresh = block_means(forward.values, blocks, self.log)
-        past = None if previous is None else block_means(previous, blocks, self.log)
+        fresh = block_means(forward.values, blocks)
+        past = None if previous is None else block_means(previous, blocks)
         rows = Rows(u, state["seen"])
         if "pooled" in state:
             *statistics, pooled = (state[name] for name in STATISTICS)
@@ -234,8 +229,7 @@ class Coupled(Tracking):
             slope = smoothed(self.width(run, widest(outer))[0] / outer.jump)
         else:
             slope = by_smoothing(run, lambda: slopes(outer), smoothed)
-        slope = slope * side(u, high, low)
-        return updated.estimate(slope, {}, log_values=u if self.log else None)
+        return updated.estimate(slope * side(u, high, low), {})
 
 
 @dataclass(frozen=True)
@@ -350,57 +344,36 @@ class Switch(Tracking):
 
 @dataclass(frozen=True)
 class Lagrangian:
-    """The gradient of g_0 + sum_i y_i g_i, and how y moves: OSS and ICPPAC.
-
-    Multipliers move before the step or, for rules that follow it, after it: `RoundUpdate` does so.
-    """
+    """The gradient of g_0 + sum_i y_i g_i after a move of y: ICPPAC."""
 
     rule: Any  # without its numbers
-
-    @property
-    def needs_previous(self) -> bool:
-        return not self.rule.follows_step
+    needs_previous = True
 
     @classmethod
     def of(cls, term: LagrangianTerm) -> Parts:
-        rule, numbers = take_numbers(term.rule, "rule.")
-        numbers |= {"coefficient": term.rounds.coefficient, "inner_steps": term.rounds.inner_steps}
-        state = {"multiplier": term.multiplier, "last": term.last}
         if term.rule.follows_step:
-            state["values"] = term.tracker.rows
+            raise Unsupported("A fleet has no rule for multipliers that move after a step (OSS).")
+        # The length of a round, in which runs may differ, is a number of `Rounds`.
+        rule, numbers = take_numbers(dataclasses.replace(term.rule, inner_steps=1), "rule.")
+        numbers["coefficient"] = term.rule.coefficient
+        state = {"multiplier": term.multiplier, "last": term.last}
         return cls(rule), numbers | _limits(term.limits), state
 
     def gradient(self, run: Run) -> Estimate:
         """G_t of one run, without the pull to the anchor."""
-        warm, data, follows = run.state["multiplier"], run.data, self.rule.follows_step
-        y = warm
-        if not self.rule.warm_start:
-            y = choose(data.begins, torch.zeros_like(warm), warm)
-        forward = run.forward(y, measured=follows)
-        if follows:  # NaN for a constraint that is not in the batch
-            measured = block_means(forward.values, forward.blocks)
-            changed = {"multiplier": y, "values": measured}
-        else:
-            point = run.previous
-            move = run.state["weights"] - point
-            measured, change = run.along(point, move, data.batch, y)
-            changed = self.ascended(run, point, move, measured, change, y)
-        slope = changed["multiplier"] * side(y, *_limits_of(run))
-        return forward.estimate(slope, changed, measured)
-
-    def ascended(
-        self, run: Run, point: Tensor, move: Tensor, values: Tensor, change: Tensor, y: Tensor
-    ) -> State:
-        """The next multipliers, from g(x) and its change along v, with x = `point`, v = `move`."""
-        numbers, begins, limits = run.numbers, run.data.begins, _limits_of(run)
-        anchor = choose(begins, run.state["weights"], run.state["anchor"])
+        y, numbers, begins = run.state["multiplier"], run.numbers, run.data.begins
+        limits, weights, point = _limits_of(run), run.state["weights"], run.previous
+        forward, move = run.forward(y, measured=False), weights - point
+        values, change = run.along(point, move, run.data.batch, y)
+        anchor = choose(begins, weights, run.state["anchor"])
         proximal = numbers["coefficient"] * proximal_value(point - anchor, move)
         change = change * side(values, *limits)
         now = regularised(excess(values, *limits, numbers["margin"]), change, proximal)
         before = choose(begins, now, run.state["last"])
         rule = put_numbers(self.rule, "rule.", numbers)
-        y = rule.dual(y, now, before, numbers["inner_steps"])
-        return {"multiplier": y, "last": now}
+        after = rule.dual(y, now, before)
+        slope = after * side(y, *limits)
+        return forward.estimate(slope, {"multiplier": after, "last": now}, values)
 
 
 _TERMS: dict[type, Callable[[Any], Parts]] = {

@@ -11,10 +11,10 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map_only
 
 from .. import _checks
+from .._schedules import at_step
 from .member import Member, read_members, stack_weights
 from .program import MODES, Program
-from .run import MODEL, Data, ModelFunction, Run, State
-from .updates import Rounds
+from .run import MODEL, Data, Flag, ModelFunction, Run, State
 
 __all__ = ["Fleet"]
 
@@ -79,8 +79,8 @@ class Fleet:
         self._kinds: dict[str, bool] = {}
         for name in self._given[0]:
             self._set(name, self._at_step(name))
-        lengths = [p.round_length for p in parts if p.round_length is not None]
-        self._rounds = Rounds(lengths, self.device) if lengths else None
+        lengths: Any = [p.round_length for p in parts]  # numbers in all of them, or in none
+        self._round_lengths = torch.tensor(lengths) if signature.rounds else None
         shapes = {name: value.shape[1:] for name, value in weights.items()}
         facts = (shapes, signature.names, signature.needs_loss)
         self._function = ModelFunction(members[0].model, function, *facts)
@@ -123,9 +123,7 @@ class Fleet:
 
     def _at_step(self, name: str) -> Tensor:
         """A number of all runs at the present step."""
-        values = [
-            run[name](self.steps) if callable(run[name]) else run[name] for run in self._given
-        ]
+        values = [at_step(run[name], self.steps) for run in self._given]
         return torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values])
 
     def _set(self, name: str, rows: Tensor) -> None:
@@ -155,8 +153,8 @@ class Fleet:
         for name in self._scheduled:
             self._set(name, self._at_step(name))
         data = Data(*self._rows_of_runs((batch, gradient_batch, index)), **self._kinds)
-        if self._rounds is not None:
-            begins, ends = self._rounds.flags(self.steps)
+        if (lengths := self._round_lengths) is not None:
+            begins, ends = (self._flag((self.steps + k) % lengths == 0) for k in (0, 1))
             data = data._replace(begins=begins, ends=ends)
         if self._program is None:
             self._program = Program(self.signature, self.mode, self.device)
@@ -164,6 +162,9 @@ class Fleet:
         self.state, loss = self._program(runs, self.died, self.steps)
         self.steps += 1
         return loss
+
+    def _flag(self, runs: Tensor) -> Flag:
+        return bool(runs[0]) if runs.all() or not runs.any() else runs.to(self.device)
 
     def _rows_of_runs(self, values: Any) -> Any:
         rows = tree_map_only(Tensor, self._checked, values)
@@ -185,7 +186,7 @@ class Fleet:
     def weights(self) -> dict[str, Tensor]:
         """The weights of all runs by parameter, (R, ...); in a double loop those between rounds."""
         vectors = self.state["weights"]
-        if self._rounds is not None:
+        if self.signature.rounds:
             between = self.state["between_rounds"][:, None]
             vectors = torch.where(between, vectors, self.state["anchor"])
         return self._function.unpack(vectors)
@@ -205,7 +206,6 @@ class Fleet:
         return {
             "state": {name: value.clone() for name, value in self.state.items()},
             "hyperparameters": {n: value.clone() for n, value in self.hyperparameters.items()},
-            "rounds": None if self._rounds is None else torch.tensor(self._rounds.table),
             "steps": self.steps,
             "died": self.died.clone(),
         }
@@ -223,8 +223,6 @@ class Fleet:
             self._set(name, rows)
         self.died.copy_(state["died"])
         self.steps = int(state["steps"])
-        if self._rounds is not None:
-            self._rounds.table[:] = state["rounds"].numpy()
         self._program = None  # a captured step reads the state where it was
 
 

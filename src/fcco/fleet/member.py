@@ -18,7 +18,7 @@ from ..optim import MethodOptimizer
 from ..previous import parameters_of, unwrap
 from .estimators import Numbers, PlainLoss, read_term
 from .run import State, Unsupported
-from .updates import RoundLength, read_optimizer
+from .updates import read_optimizer
 
 __all__ = ["Member", "Signature", "group_members", "read_members", "signature_of", "stack_weights"]
 
@@ -59,7 +59,7 @@ class MemberParts(NamedTuple):
     signature: Signature
     numbers: Numbers
     state: State  # of the estimator
-    round_length: RoundLength | None
+    round_length: int | None
 
 
 def signature_of(member: Member) -> Signature:
@@ -135,18 +135,16 @@ def _check_hooks(optimizer: torch.optim.Optimizer, own: Sequence[Any]) -> None:
     if any("initial_lr" in group for group in optimizer.param_groups):
         text = "A fleet does not see a learning rate scheduler; use"
         raise Unsupported(f"{text} `Fleet.set_hyperparameters(lr=...)`.")
+    hooks: list[Any] = []
     wrapped = optimizer.wrapped if isinstance(optimizer, MethodOptimizer) else ()
     for each in (optimizer, *wrapped):  # torch has no public list of the hooks
-        hooks = (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
-        for hook in (hook for some in hooks for hook in some.values()):
-            owner = hook.__self__ if inspect.ismethod(hook) else hook
-            if all(owner is not allowed for allowed in own):
-                what = hook.__qualname__ if owner is hook else type(owner).__name__
-                raise Unsupported(
-                    f"A fleet would leave out what {what} does at each step of "
-                    f"{type(each).__name__}: only the hooks of the member's own objective are "
-                    "part of the method."
-                )
+        hooks += each._optimizer_step_pre_hooks.values()
+        hooks += each._optimizer_step_post_hooks.values()
+    for hook in hooks:
+        owner = hook.__self__ if inspect.ismethod(hook) else hook
+        if all(owner is not allowed for allowed in own):
+            what = hook.__qualname__ if owner is hook else type(owner).__name__
+            raise Unsupported(f"A fleet would leave out what {what} does at each step.")
 
 
 def stack_weights(members: Sequence[Member], device: Any = None) -> tuple[State, State, State]:

@@ -70,12 +70,12 @@ def _all_blocks(index: Tensor | None, table: Tensor) -> Blocks:
     return Blocks(index.shape[0], every, index, counts)
 
 
-def block_means(values: Tensor, blocks: Blocks, log: bool = False) -> Tensor:
+def block_means(values: Tensor, blocks: Blocks) -> Tensor:
     """The mean of the entries of each block, NaN where it has none."""
     if blocks.whole:
         return values
-    sums = blocks.sums(values, log)
-    return Batch(blocks.index, blocks.counts, sums, None, log).mean(sums)
+    sums = blocks.sums(values)
+    return Batch(blocks.index, blocks.counts, sums, None).mean(sums)
 
 
 class ModelFunction(nn.Module):
@@ -152,7 +152,6 @@ class Forward(NamedTuple):
         changed: State,
         *checked: Tensor | None,
         loss_weight: Tensor | None = None,
-        log_values: Tensor | None = None,
     ) -> Estimate:
         r"""The estimate :math:`G_t = c \nabla g_0 + \sum_i \langle s_i, \nabla g_i\rangle`.
 
@@ -161,12 +160,10 @@ class Forward(NamedTuple):
             changed: the new state of the estimator.
             checked: values that must be finite.
             loss_weight: c, 1 unless given.
-            log_values: u_i, when entries and u are logarithms.
         """
         weight = torch.ones_like(self.loss) if loss_weight is None else loss_weight.to(self.loss)
-        u, log = (slope, False) if log_values is None else (log_values, True)
         blocks = self.blocks
-        tracked = Tracked(u, blocks.index, self.carrier, blocks, blocks.counts, log=log)
+        tracked = Tracked(slope, blocks.index, self.carrier, blocks, blocks.counts)
         (gradient,) = self.pull_back((weight, tracked.factors(slope)))
         good = finite(self.loss, self.values, *checked)
         return Estimate(gradient, {**changed, **self.buffers}, self.loss, good)

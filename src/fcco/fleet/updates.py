@@ -1,4 +1,4 @@
-r"""What steps the weights of a run: SGD, Adam, and the double loops of ALEXR2, OSS and ICPPAC.
+r"""What steps the weights of a run: SGD, Adam, and the double loops of ALEXR2 and ICPPAC.
 
 The rules of torch's optimizers are written out, because `torch.optim` takes one step size for all
 parameters, not one per run:
@@ -10,11 +10,10 @@ parameters, not one per run:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,15 +21,12 @@ from ..methods.lagrangian import ProximalRound
 from ..methods.switching import SwitchingOptimizer
 from ..optim import ProximalPoint
 from ..rules.proximal import envelope_gradient, proximal_step, pull_strength, running_average
-from .estimators import Lagrangian, Numbers, put_numbers, take_numbers
-from .run import Flag, Run, State, Unsupported, choose
+from .estimators import Numbers
+from .run import Run, State, Unsupported, choose
 
-__all__ = ["Rounds", "read_optimizer"]
+__all__ = ["read_optimizer"]
 
-RoundLength = int | Callable[[int], int]
-"""The number of steps of a round, or a function of the round that gives it."""
-
-Update = tuple[Any, Numbers, RoundLength | None]
+Update = tuple[Any, Numbers, int | None]
 """What steps the weights, its numbers and, where steps come in rounds, the length of a round."""
 
 
@@ -136,6 +132,8 @@ class ProximalPointUpdate:
     @classmethod
     def of(cls, optimizer: ProximalPoint) -> Update:
         group = only_group(optimizer)
+        if callable(optimizer.inner_steps):
+            raise Unsupported("A fleet has no rounds whose length is a function of the round.")
         outer, numbers, _ = _read_torch(optimizer.outer)
         numbers |= {"nu": float(group["nu"]), "eta": float(group["lr"])}
         return cls(outer), numbers, optimizer.inner_steps
@@ -159,18 +157,16 @@ class ProximalPointUpdate:
 
 @dataclass(frozen=True)
 class RoundUpdate:
-    """Steps of `primal` around an anchor that end at their average; some rules then move y."""
+    """Steps of `primal` around an anchor that end at their average: ICPPAC."""
 
     primal: SGD | Adam
-    lagrangian: Lagrangian
 
     @classmethod
     def of(cls, optimizer: ProximalRound) -> Update:
         if optimizer.inner_step:
             raise Unsupported("A fleet starts between rounds, but ProximalRound is within one.")
         primal, numbers, _ = _read_torch(optimizer.wrapped[0])
-        rule, _ = take_numbers(optimizer.rule, "rule.")
-        return cls(primal, Lagrangian(rule)), numbers, optimizer.inner_steps
+        return cls(primal), numbers, optimizer.inner_steps
 
     def start(self, weights: Tensor) -> State:
         average = weights.to(torch.promote_types(weights.dtype, torch.float32), copy=True)
@@ -180,20 +176,12 @@ class RoundUpdate:
 
     def step(self, run: Run, gradient: Tensor, state: State) -> State:
         """One inner step; where a round ends, the weights become the average."""
-        data, exact, point, y = run.data, run.exact, state["weights"], state["multiplier"]
+        data, point = run.data, state["weights"]
         anchor = choose(data.begins, point, state["anchor"])
-        strength = pull_strength(run.numbers["coefficient"], y.sum())
+        strength = pull_strength(run.numbers["coefficient"], state["multiplier"].sum())
         gradient = gradient + (point - anchor) * strength.to(point)
-        rule = put_numbers(self.lagrangian.rule, "rule.", exact)
-        lr = exact["lr"] * rule.step(exact["inner_steps"])
-        scaled = {"exact": {**exact, "lr": lr}, "numbers": {**run.numbers, "lr": lr.to(point)}}
-        changed = self.primal.step(run._replace(**scaled), gradient, state)
-        reached = changed["weights"]
-        if rule.follows_step:
-            move = reached - point
-            _, change = run.along(point, move, run.gradient_batch, y)
-            changed |= self.lagrangian.ascended(run, point, move, state["values"], change, y)
-        count, average = state["inner_step"], state["average"]
+        changed = self.primal.step(run, gradient, state)
+        reached, count, average = changed["weights"], state["inner_step"], state["average"]
         count = choose(data.begins, torch.zeros_like(count), count) + 1
         average = running_average(choose(data.begins, anchor.to(average), average), reached, count)
         changed["weights"] = choose(data.ends, average.to(reached), reached)
@@ -203,7 +191,7 @@ class RoundUpdate:
 def _of_switching(optimizer: SwitchingOptimizer) -> Update:
     """That of its only optimizer: the gradient is that of one of the branches."""
     first, *others = optimizer.wrapped
-    if others:
+    if others or optimizer.polyak:
         raise Unsupported("A fleet has no SSG with an optimizer of its own for the constraints.")
     return _read_torch(first)
 
@@ -218,34 +206,3 @@ _METHODS: dict[type, Callable[[Any], Update]] = {
 def read_optimizer(optimizer: torch.optim.Optimizer) -> Update:
     """The update of an optimizer."""
     return _METHODS.get(type(optimizer), _read_torch)(optimizer)
-
-
-class Rounds:
-    """Where each run is in its rounds of inner steps; counted on the host.
-
-    Example:
-        >>> rounds = Rounds([1, 2], torch.device("cpu"))
-        >>> rounds.flags(0)
-        [True, tensor([ True, False])]
-        >>> rounds.flags(1)
-        [tensor([ True, False]), True]
-    """
-
-    def __init__(self, lengths: Sequence[RoundLength], device: torch.device) -> None:
-        self.lengths, self.device = list(lengths), device
-        # The present round of each run, the step it begins with, and that of the next one.
-        self.table = np.zeros((3, len(self.lengths)), dtype=np.int64)
-        self.table[0] = -1
-
-    def flags(self, step: int) -> list[Flag]:
-        """Which runs begin a round with a step, and which end one; steps come in order."""
-        rounds, begins, ends = self.table
-        for run in np.flatnonzero(ends <= step).tolist():
-            rounds[run] += 1
-            length = self.lengths[run]
-            steps = length(int(rounds[run])) if callable(length) else length
-            begins[run], ends[run] = step, step + steps
-        return [
-            bool(mask[0]) if mask.all() or not mask.any() else torch.tensor(mask).to(self.device)
-            for mask in (begins == step, ends <= step + 1)
-        ]

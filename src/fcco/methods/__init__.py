@@ -7,28 +7,22 @@
 `ooa(...)` for groups. `table()` says what each is for and what it needs.
 """
 
-# From the registry: an import from `.alexr` would be taken for the name of the function.
 from .build import alexr, alexr2, constrained, ooa, sonex, sonx, sox
-from .registry import (
-    ALIASES,
-    METHODS,
-    ROWS,
+from .lagrangian import Icppac, Oss
+from .registry import ALIASES, METHODS, ROWS, Method, table
+from .settings import Settings
+from .switching import Ssg
+from .tracked import (
     Alexr,
     Alexr2,
     HingePenalty,
-    Icppac,
-    Method,
     Multipliers,
     Ooa,
-    Oss,
     RecursiveHinge,
-    Settings,
     Sonex,
     Sonx,
     Sox,
     SquaredHingePenalty,
-    Ssg,
-    table,
 )  # fmt: skip
 
 __all__ = [

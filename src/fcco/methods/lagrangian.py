@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from .._derivatives import Linearised
-from .._distributed import find_group
+from .._distributed import Group, find_group, patience
 from ..optim.wrapper import SharedGroupsOptimizer
 from ..previous import PreviousParameters
 from ..previous.swap import any_sharded, parameters_at
@@ -37,8 +36,6 @@ from ..tracker import NonFiniteValue, Tracked
 from .settings import Problem, Settings
 
 __all__ = ["Icppac", "LagrangianTerm", "Oss", "ProximalRound"]
-
-Number = float | Tensor
 
 # The primal steps.
 
@@ -63,7 +60,7 @@ class ProximalRound(SharedGroupsOptimizer):
                 f"`{rule.word}` needs derivatives along a step, which a sharded model (FSDP2) "
                 "cannot give; use DDP."
             )
-        self.rule, self.coefficient, self.inner_steps = rule, rule.coefficient, rule.inner_steps
+        self.rule, self.inner_steps = rule, rule.inner_steps
         self.term = term  # holds the y_i, and is told of a move where the rule follows the step
         term.rounds = self
         self.inner_step, self.round = 0, 0
@@ -87,7 +84,7 @@ class ProximalRound(SharedGroupsOptimizer):
         parts = [proximal_value(x - w, v) for w, x, v in triples]
         if not parts:  # between rounds: x = w
             return torch.zeros(())
-        return self.coefficient * torch.stack([part.to(parts[0]) for part in parts]).sum()
+        return self.rule.coefficient * torch.stack([part.to(parts[0]) for part in parts]).sum()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -98,14 +95,14 @@ class ProximalRound(SharedGroupsOptimizer):
             wide = torch.promote_types(x.dtype, torch.float32)  # steps of 1/t vanish in bfloat16
             self._average.append(x.detach().to(wide, copy=True))
         before = [x.detach().clone() for x in parameters] if follows else []
-        strength = pull_strength(self.coefficient, self.term.multiplier.sum())
+        strength = pull_strength(self.rule.coefficient, self.term.multiplier.sum())
         for x, w in zip(parameters, self._anchor, strict=True):
             away = x.detach() - w
             if x.grad is not None:
                 x.grad.add_(away * strength.to(away))
             elif bool(away.any()):  # moved before; a parameter that nothing uses stays alone
                 x.grad = away * strength.to(away)
-        self.step_wrapped(self.wrapped[0], float(self.rule.step(self.inner_steps)))
+        self.step_wrapped(self.wrapped[0], self.rule.factor)
         if follows:
             move = [x.detach() - old for x, old in zip(parameters, before, strict=True)]
             self.term.follow(before, move)
@@ -133,6 +130,54 @@ class ProximalRound(SharedGroupsOptimizer):
 # The dual steps.
 
 
+class Linearised:
+    r"""g(x) + J v, also after the parameters have moved on from x.
+
+    .. math:: J v = \frac{\partial}{\partial y}\,\bigl\langle J^\top y,\; v\bigr\rangle
+
+    The vector-Jacobian product is linear in y, so its derivative along y is J v: one backward pass
+    with a graph when this is built, one more for each direction v. The graph of `values` stays
+    usable. The gradient is averaged over the ranks of `group`.
+    """
+
+    def __init__(
+        self, values: Tensor, parameters: Sequence[Tensor], group: Group | None = None
+    ) -> None:
+        self.values, self._group = values.detach(), group
+        self._probe = torch.zeros_like(values, requires_grad=True)  # y
+        self._pulled: list[Tensor | None] = [None for _ in parameters]  # J^T y
+        if values.requires_grad:
+            moving = [p for p in parameters if p.requires_grad]
+            storages = {p.untyped_storage().data_ptr() for p in moving}
+
+            def copied(tensor: Tensor) -> Tensor:
+                of_parameter = tensor.untyped_storage().data_ptr() in storages
+                return tensor.detach().clone() if of_parameter else tensor
+
+            # A step changes the parameters in place, and the derivative of a product needs them.
+            hooks = torch.autograd.graph.saved_tensors_hooks(copied, lambda tensor: tensor)
+            with torch.autocast(values.device.type, enabled=False), hooks:
+                pulled = iter(torch.autograd.grad(
+                    values, moving, self._probe, create_graph=True, allow_unused=True
+                ))  # fmt: skip
+            self._pulled = [next(pulled) if p.requires_grad else None for p in parameters]
+
+    def change(self, move: Sequence[Tensor]) -> Tensor:
+        """J v for a move v, one tensor per parameter."""
+        change = torch.zeros_like(self.values)
+        with torch.autocast(change.device.type, enabled=False), torch.enable_grad():
+            both = zip(self._pulled, move, strict=True)
+            parts = [torch.sum(pulled * part) for pulled, part in both if pulled is not None]
+            if parts:
+                total = torch.stack(parts).sum()
+                (change,) = torch.autograd.grad(total, self._probe, retain_graph=True)
+        if self._group is not None:
+            with patience:
+                torch.distributed.all_reduce(change, group=self._group.handle)
+            change = change / self._group.size
+        return change
+
+
 class LagrangianTerm(UnsampledTerm):
     """The multipliers y of all constraints, and how they move in a round."""
 
@@ -153,13 +198,7 @@ class LagrangianTerm(UnsampledTerm):
 
     def linearised(self, tracked: Tracked) -> Linearised:
         values = self.limits.excess(tracked.carrying_gradient(), tracked.index)
-        return Linearised(values, self._moving(), find_group(self._process_group))
-
-    def _moving(self, of: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """The parameters that take gradients, or the parts of a move that belong to them."""
-        parameters = self.rounds.parameters
-        pairs = zip(parameters, parameters if of is None else of, strict=True)
-        return [part for parameter, part in pairs if parameter.requires_grad]
+        return Linearised(values, self.rounds.parameters, find_group(self._process_group))
 
     def look_back(
         self, pooled: Callable[[], Tracked], previous: PreviousParameters, independent: bool
@@ -174,7 +213,7 @@ class LagrangianTerm(UnsampledTerm):
         def measure() -> Tensor:
             line = self.linearised(pooled())
             proximal = self.rounds.quadratic([p.detach() for p in parameters], move)
-            return regularised(line.values, line.change(self._moving(move)), proximal)
+            return regularised(line.values, line.change(move), proximal)
 
         ahead = previous.evaluate_with_graph(measure)
         if not bool(torch.isfinite(ahead).all()):
@@ -185,7 +224,7 @@ class LagrangianTerm(UnsampledTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         if tracked.step is not None:
-            if self.rounds.round_begins and not self.rule.warm_start and not self.ascended:
+            if self.rounds.round_begins and self.rule.follows_step and not self.ascended:
                 self.multiplier.zero_()
             if self.rule.follows_step:
                 self._lines.append(self.linearised(tracked))
@@ -199,15 +238,13 @@ class LagrangianTerm(UnsampledTerm):
         """Move y after a primal step, with the samples that it used."""
         if not self._lines:  # a step on another loss
             return
-        own = self._moving(move)
         values = self._lines[-1].values  # of all batches of the step, which the tracker pools
-        change = torch.stack([line.change(own) for line in self._lines]).mean(0)
+        change = torch.stack([line.change(move) for line in self._lines]).mean(0)
         self._ascend(regularised(values, change, self.rounds.quadratic(point, move)))
 
     def _ascend(self, values: Tensor) -> None:
         before = values if self.rounds.round_begins else self.last
-        y = self.rule.dual(self.multiplier, values, before, self.rounds.inner_steps)
-        self.multiplier.copy_(y)
+        self.multiplier.copy_(self.rule.dual(self.multiplier, values, before))
         self.last.copy_(values)
         self.ascended, self.ahead = True, None
 
@@ -252,7 +289,7 @@ class Oss(Settings):
         R. Ma, Q. Lin and T. Yang, Quadratically regularized subgradient methods for weakly convex
         optimization with weakly convex constraints, ICML 2020 (the rounds). H. Yu, M. Neely and
         X. Wei, Online convex optimization with stochastic constraints, NeurIPS 2017 (the steps).
-        O(eps^-2) rounds of O(eps^-4) steps, from a feasible start, with Slater points.
+        O(eps^-2) rounds of O(eps^-4) steps, from a feasible start.
     """
 
     proximal: float
@@ -261,23 +298,21 @@ class Oss(Settings):
     word = "oss"
     couples = False
     sampled = False
-    follows_step: ClassVar[bool] = True  # y moves after the step, along it
-    warm_start: ClassVar[bool] = False  # whether a round starts with the y of the one before
+    follows_step: ClassVar[bool] = True  # y moves after the step, along it; from 0 in each round
 
     @property
     def coefficient(self) -> float:
         """The weight c of the proximal term."""
         return self.proximal / 2
 
-    # How y moves, and the steps: pure and branch-free; the numbers may be tensors.
+    @property
+    def factor(self) -> float:
+        """Of the optimizer's step; the 2 is that of the source's alpha |x - x_t|^2."""
+        return 1 / (2 * math.sqrt(self.inner_steps))
 
-    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
+    def dual(self, y: Tensor, now: Tensor, before: Tensor) -> Tensor:
         """The next y = Q/V, from l_t and l_{t-1}, with the source's V = sqrt(T)."""
-        return (y + now / _root(steps)).clamp(min=0)
-
-    def step(self, steps: Number) -> Number:
-        """A factor of the optimizer's step; the 2 is that of the source's alpha |x - x_t|^2."""
-        return 1 / (2 * _root(steps))
+        return (y + now / math.sqrt(self.inner_steps)).clamp(min=0)
 
     def term(self, problem: Problem) -> LagrangianTerm:
         _checks.positive(self.word, "proximal", self.proximal)
@@ -286,10 +321,6 @@ class Oss(Settings):
 
     def stepped(self, optimizer: torch.optim.Optimizer, term: Any) -> ProximalRound:
         return ProximalRound(optimizer, self, term)
-
-
-def _root(count: Number) -> Number:
-    return count.sqrt() if isinstance(count, Tensor) else math.sqrt(count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,8 +348,7 @@ class Icppac(Oss):
 
     References:
         D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
-        functional constrained optimization, Mathematical Programming 197, 2023. O(eps^-6) samples
-        for non-smooth weakly convex functions with a uniform Slater margin.
+        functional constrained optimization, Mathematical Programming 197, 2023.
     """
 
     tau: float = 10.0
@@ -326,19 +356,19 @@ class Icppac(Oss):
 
     word = "icppac"
     follows_step = False
-    warm_start = True
 
     @property
     def coefficient(self) -> float:
         return self.proximal
 
-    def dual(self, y: Tensor, now: Tensor, before: Tensor, steps: Number) -> Tensor:
+    @property
+    def factor(self) -> float:
+        return 1.0
+
+    def dual(self, y: Tensor, now: Tensor, before: Tensor) -> Tensor:
         # In the first step of a round `before` is `now`: it is not extrapolated.
         ahead = (1 + self.theta) * now - self.theta * before
         return (y + ahead / self.tau).clamp(min=0)
-
-    def step(self, steps: Number) -> Number:
-        return 1.0
 
     def term(self, problem: Problem) -> LagrangianTerm:
         _checks.positive(self.word, "tau", self.tau)

@@ -8,11 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 from .. import _checks
 from ..report import Table
-from .alexr import Alexr, Alexr2
+from . import tracked
 from .lagrangian import Icppac, Oss
-from .multipliers import Multipliers
-from .online import Ooa
-from .penalties import HingePenalty, RecursiveHinge, Sonex, Sonx, Sox, SquaredHingePenalty
 from .settings import Settings, Tracked
 from .switching import Ssg
 
@@ -64,47 +61,47 @@ _WEAK = "g_0, g_i weakly convex"
 
 ROWS = (
     Method(
-        Multipliers, ("limits",), False, "there are limits: of any kind, nothing to tune",
+        tracked.Multipliers, ("limits",), False, "there are limits: of any kind, nothing to tune",
         "measured, see automatic settings", "none known", "Bertsekas 1982, measured units",
     ),
     Method(
-        Sonex, _ANY, True, "you want the paper's method",
+        tracked.Sonex, _ANY, True, "you want the paper's method",
         "f weakly convex with a prox, g_i smooth", "n eps^-5 / (B1 sqrt(B2))",
         "the paper, Algorithm 1",
     ),
     Method(
-        Alexr2, _ANY, True, "the g_i have kinks", "f convex with a prox, g_i smooth; "
+        tracked.Alexr2, _ANY, True, "the g_i have kinks", "f convex with a prox, g_i smooth; "
         "or f also non-decreasing, g_i weakly convex", "n eps^-5 / (B1 B2)",
         "the paper, Algorithm 2",
     ),
     Method(
-        Sonx, ("groups", "general"), True, "f must not be smoothed",
+        tracked.Sonx, ("groups", "general"), True, "f must not be smoothed",
         "f weakly convex, g_i smooth; or f also non-decreasing, g_i weakly convex",
         "n eps^-6 / (B1 sqrt(B2))", "Hu, Zhu and Yang 2023",
     ),
     Method(
-        Sox, ("general",), False, "f is smooth", "f smooth, g_i smooth", "n eps^-4 / (B1 B2)",
-        "Wang and Yang 2022",
+        tracked.Sox, ("general",), False, "f is smooth",
+        "f smooth, g_i smooth", "n eps^-4 / (B1 B2)", "Wang and Yang 2022",
     ),
     Method(
-        Alexr, ("limits", "general"), True, "the problem is convex",
+        tracked.Alexr, ("limits", "general"), True, "the problem is convex",
         "f convex and non-decreasing, g_i convex; or g_i affine",
         "n eps^-2 / B1; n eps^-1 / B1 if strongly convex", "Wang and Yang 2023",
     ),
     Method(
-        Ooa, ("groups",), False, "you compare with group DRO", "convex losses",
+        tracked.Ooa, ("groups",), False, "you compare with group DRO", "convex losses",
         "n log(n) eps^-2 / B1", "Sagawa et al. 2020",
     ),
     Method(
-        HingePenalty, ("limits",), True, "you compare with SONX on a penalty", _WEAK, "eps^-6",
-        "Yang et al. 2025",
+        tracked.HingePenalty, ("limits",), True, "you compare with SONX on a penalty",
+        _WEAK, "eps^-6", "Yang et al. 2025",
     ),
     Method(
-        SquaredHingePenalty, ("limits",), False, "you compare with work on forgetting",
+        tracked.SquaredHingePenalty, ("limits",), False, "you compare with work on forgetting",
         "g_0, g_i smooth", "eps^-7", "Li et al. 2024",
     ),
     Method(
-        RecursiveHinge, ("limits",), True, "a large batch at times is cheap", _WEAK,
+        tracked.RecursiveHinge, ("limits",), True, "a large batch at times is cheap", _WEAK,
         "eps^-6 values, eps^-4 subgradients", "Liu and Xu 2025",
     ),
     Method(

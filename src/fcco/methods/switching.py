@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -12,13 +12,12 @@ from torch import Tensor
 from .. import _checks
 from .._schedules import Schedule, at_step
 from ..optim.wrapper import SharedGroupsOptimizer
-from ..previous import parameters_of
 from ..rules.switching import decide, noise_of_worst, polyak_length
 from ..terms.limits import UnsampledTerm
 from ..tracker import Tracked
 from .settings import Auto, Problem, Settings
 
-__all__ = ["PolyakStep", "Ssg", "SwitchingOptimizer", "SwitchingTerm"]
+__all__ = ["Ssg", "SwitchingOptimizer", "SwitchingTerm"]
 
 
 class Decision(NamedTuple):
@@ -26,38 +25,6 @@ class Decision(NamedTuple):
 
     constraint: int | None
     excess: float
-
-
-class PolyakStep(torch.optim.Optimizer):
-    r"""Polyak's step to the level 0 of the worst constraint.
-
-    .. math::
-        w^+ = w - \text{lr}\,\frac{\hat g}{\|\zeta\|^2}\,\zeta,
-        \qquad \hat g = \max_i g_i(w) - \text{tolerance}_i
-
-    With one linear constraint and lr = 1 the step ends exactly on its limit. `last_size` is the
-    size of the last step; 0 when zeta = 0 (nothing moves).
-    """
-
-    def __init__(self, params: Iterable[Tensor], lr: float = 1.0) -> None:
-        _checks.positive("PolyakStep", "lr", lr)
-        super().__init__(params, {"lr": lr})
-        self.last_size = 0.0
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        if closure is None:
-            raise ValueError("`PolyakStep.step(closure)` must return the value to bring to 0.")
-        value = closure()
-        moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
-        squares = [float(torch.sum(p.grad.double().square())) for p, _ in moving]  # type: ignore[union-attr]
-        # In double precision: |zeta|^2 of many parameters overflows float16.
-        wide = torch.tensor([float(value), sum(squares)], dtype=torch.float64)
-        length = float(polyak_length(*wide))
-        for parameter, group in moving:
-            parameter.add_(parameter.grad, alpha=-float(group["lr"]) * length)  # type: ignore[arg-type]
-        self.last_size = float(self.param_groups[0]["lr"]) * length
-        return value
 
 
 class SwitchingTerm(UnsampledTerm):
@@ -139,19 +106,21 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
 
     Two are needed as soon as an optimizer keeps something from step to step: momentum of the
     objective would go on lowering it in a step for a constraint, and Adam's scale of the one
-    gradient would be used for the other. One must be plain SGD.
+    gradient would be used for the other. One must be plain SGD. Polyak's steps need none.
     """
 
     def __init__(
         self,
         objective_optimizer: torch.optim.Optimizer,
-        constraint_optimizer: torch.optim.Optimizer | None,
+        constraint_optimizer: torch.optim.Optimizer | Literal["polyak"] | None,
         term: SwitchingTerm,
     ) -> None:
-        super().__init__(objective_optimizer, constraint_optimizer or objective_optimizer)
-        self.objective_optimizer, self.constraint_optimizer = self.wrapped[0], self.wrapped[-1]
+        second = constraint_optimizer or objective_optimizer
+        self.polyak = isinstance(second, str)
+        others = () if isinstance(second, str) else (second,)
+        super().__init__(objective_optimizer, *others)
         self.term = term  # decides the branch of each step
-        if len(self.wrapped) == 1 and _keeps_state(self.wrapped[0]):
+        if len(self.wrapped) == 1 and not self.polyak and _keeps_state(self.wrapped[0]):
             raise ValueError(
                 f"`ssg(constraint_optimizer=...)` is needed: {type(self.wrapped[0]).__name__} "
                 "keeps momentum, scales or weight decay, which would act in the other branch too."
@@ -166,15 +135,25 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
                 "before each step."
             )
         feasible = decision.constraint is None
-        chosen = self.objective_optimizer if feasible else self.constraint_optimizer
-        if isinstance(chosen, PolyakStep):  # its size comes from the value
-            self.step_wrapped(chosen, closure=lambda: decision.excess)
-            size = chosen.last_size
+        if self.polyak and not feasible:
+            size = self._polyak_step(decision.excess)
         else:
+            chosen = self.wrapped[0 if feasible else -1]
             self.step_wrapped(chosen)
             size = float(chosen.param_groups[0]["lr"])
         self.term.taken(size)
         return loss
+
+    def _polyak_step(self, excess: float) -> float:
+        """Move to w - (excess / |zeta|^2) zeta: onto a linear limit. Returns the length."""
+        moving = [p for p in self.parameters if p.grad is not None]
+        squares = [float(torch.sum(p.grad.double().square())) for p in moving]  # type: ignore[union-attr]
+        # In double precision: |zeta|^2 of many parameters overflows float16.
+        wide = torch.tensor([excess, sum(squares)], dtype=torch.float64)
+        length = float(polyak_length(*wide))
+        for parameter in moving:
+            parameter.add_(parameter.grad, alpha=-length)  # type: ignore[arg-type]
+        return length
 
 
 def _keeps_state(optimizer: torch.optim.Optimizer) -> bool:
@@ -212,11 +191,10 @@ class Ssg(Settings):
 
     References:
         Y. Huang and Q. Lin, Oracle complexity of single-loop switching subgradient methods for
-        non-smooth weakly convex functional constrained optimization, NeurIPS 2023. Nearly
-        eps-stationary after O(eps^-4) steps with exact values, O(eps^-8) samples with noisy ones,
-        for g_i convex with a Slater point (eta = eps_t/M^2, eps_t of order eps^2), or weakly
-        convex (rho) with subgradients of max_i g_i of norm at least nu where it is violated
-        (eta = nu/(4M^2) min{eps^2/M, nu/(4 rho)}, eps_t = M^2 eta, Polyak steps).
+        non-smooth weakly convex functional constrained optimization, NeurIPS 2023: for g_i convex
+        with a Slater point eta = eps_t/M^2, eps_t of order eps^2; for weakly convex ones (rho) with
+        subgradients of max_i g_i of norm at least nu where it is violated, Polyak steps and
+        eta = nu/(4M^2) min{eps^2/M, nu/(4 rho)}, eps_t = M^2 eta.
     """
 
     threshold: Schedule | Auto = "auto"
@@ -233,5 +211,4 @@ class Ssg(Settings):
         second = self.constraint_optimizer
         if isinstance(second, str):
             _checks.one_of(self.word, "constraint_optimizer", second, ("polyak",))
-            second = PolyakStep(parameters_of(optimizer))
         return SwitchingOptimizer(optimizer, second, term)

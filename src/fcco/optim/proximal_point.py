@@ -28,8 +28,7 @@ class ProximalPoint(MethodOptimizer):
 
     Each call of `step()` is one inner step on the gradients in `.grad`; after K_t of them the
     parameters go back to w_t and the outer optimizer steps on G_t, the gradient of the Moreau
-    envelope of the objective (paper, Alg. 2; its line 13 has a factor beta too many, see
-    docs/concepts/mathematics.md). Between steps the parameters hold z.
+    envelope of the objective. Between steps the parameters hold z.
 
     Args:
         outer: the optimizer of the outer loop over the same parameters.
@@ -39,7 +38,8 @@ class ProximalPoint(MethodOptimizer):
         inner_steps: K_t, a number or a function of the round t.
 
     References:
-        Paper, Algorithm 2. B. Wang and T. Yang, ALEXR, 2023 (the inner loop).
+        Paper, Algorithm 2; its line 13 has a factor beta too many, see
+        docs/concepts/mathematics.md. B. Wang and T. Yang, ALEXR, 2023 (the inner loop).
     """
 
     def __init__(

@@ -53,19 +53,14 @@ class MethodOptimizer(torch.optim.Optimizer):
                 f"{type(optimizer).__name__} inside it: the method would be left out."
             )
 
-    def step_wrapped(
-        self,
-        optimizer: torch.optim.Optimizer,
-        factor: float = 1.0,
-        closure: Callable[[], Any] | None = None,
-    ) -> None:
+    def step_wrapped(self, optimizer: torch.optim.Optimizer, factor: float = 1.0) -> None:
         """Step one of the wrapped optimizers with `factor` times its step sizes."""
         rates = [(group, group["lr"]) for group in optimizer.param_groups if factor != 1]
         self._stepping = True
         try:
             for group, rate in rates:
                 group["lr"] = rate * factor
-            optimizer.step() if closure is None else optimizer.step(closure)
+            optimizer.step()
         finally:
             self._stepping = False
             for group, rate in rates:

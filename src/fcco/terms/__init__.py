@@ -7,7 +7,6 @@
 | `group_weights` | weights on groups that an adversary moves | OOA |
 | `dual` | one dual variable per block | ALEXR v2 |
 | `multipliers` | multipliers that find their own steps | constraints without settings |
-| `nested` | a function of the mean of functions of u_i | bags of instances |
 | `parameters` | numbers that belong to blocks: cut-offs, temperatures | `fcco.xrisk`, contrastive |
 | `limits` | limits, and what every term with limits offers | all for limits |
 """
@@ -19,11 +18,9 @@ from .dual import DualAscent, DualTerm
 from .group_weights import GroupWeights
 from .limits import AtLeast, ConstraintTerm, Equal, Limits
 from .multipliers import MultiplierTerm
-from .nested import NestedTerm
 from .parameters import BlockParameters
 
 __all__ = [
     "AbstractTerm", "AtLeast", "BlockParameters", "CVaRTerm", "ConstraintTerm", "CoupledTerm",
-    "DualAscent", "DualTerm", "Equal", "GroupWeights", "Limits", "MultiplierTerm", "NestedTerm",
-    "OuterTerm",
+    "DualAscent", "DualTerm", "Equal", "GroupWeights", "Limits", "MultiplierTerm", "OuterTerm",
 ]  # fmt: skip

@@ -22,23 +22,15 @@ class AbstractTerm(KeepsPrecision):
     An objective tracks the values of a batch and calls `loss` with the result. State changes when
     the optimizer has made its step: what `loss` wants to keep goes into `tracked.step`, see
     `OpenStep`. The other members are for methods whose step is more than a sum.
-
-    Attributes:
-        names: names of the blocks, or None; values may then be given as a dict.
-        needs_objective: the function must also return the ordinary loss g0.
-        watches_objective: `observe` wants the value of the rest of the loss; there must be one.
-        replaces_objective: the step of the last `loss` leaves g0 out (switching methods).
-        overlapping: a sample may be in several blocks, or in none.
-        looks_back: `look_back` wants to be called before the forward pass.
     """
 
     tracker: InnerTracker
-    names: tuple[str, ...] | None = None
-    needs_objective: ClassVar[bool] = False
-    watches_objective: ClassVar[bool] = False
-    overlapping: ClassVar[bool] = True
-    looks_back: bool = False
-    replaces_objective: bool = False
+    names: tuple[str, ...] | None = None  # of the blocks; values may then be given as a dict
+    needs_objective: ClassVar[bool] = False  # the function must also return the ordinary loss g0
+    watches_objective: ClassVar[bool] = False  # `observe` wants the rest of the loss
+    overlapping: ClassVar[bool] = True  # a sample may be in several blocks, or in none
+    looks_back: bool = False  # `look_back` wants to be called before the forward pass
+    replaces_objective: bool = False  # the step of the last `loss` leaves g0 out (SSG)
 
     def __init__(self, tracker: InnerTracker) -> None:
         super().__init__()

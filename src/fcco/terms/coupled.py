@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from .._schedules import Schedule, Smoothing, Width
+from .._schedules import Schedule, Smoothing, Width, at_step
 from ..outer import AbstractOuter, MoreauEnvelope
 from ..rules.arrays import per_row, view
 from ..rules.track import automatic_width
@@ -55,14 +55,12 @@ def as_lambda(call: str, outer: AbstractOuter, smoothing: Smoothing) -> Schedule
 class OuterTerm(AbstractTerm):
     r"""A term with an outer function f, smoothed or not.
 
-    With `smoothing="auto"` the rounded kink is as wide as the estimates are wrong:
+    With `smoothing="auto"` the rounded kink is as wide as the estimates are wrong, see
+    docs/concepts/automatic-settings.md:
 
     .. math::
         \lambda\cdot\text{jump} = 4\,\text{error of } u \text{ by noise}
-            + 8\,\text{error of } u \text{ by lag},
-
-    wide while the estimates lag behind a model that moves, and narrow when only noise is left. See
-    `fcco.rules.track` for the two.
+            + 8\,\text{error of } u \text{ by lag}
 
     Args:
         outer: f.
@@ -86,10 +84,19 @@ class OuterTerm(AbstractTerm):
             )
         self.outer = outer
         self._smoothed: tuple[float, AbstractOuter] | None = None
+        self.smoothing_schedule = as_lambda(type(self).__name__, outer, smoothing)
+        self.automatic = isinstance(self.smoothing_schedule, str)
         # The width of the last step, for evaluations and reports; None unless it is automatic.
         self.register_buffer("width", None)
-        self.smoothing = smoothing
-        if self.automatic:
+        if self.automatic:  # lambda follows the error of the estimates
+            if tracker.estimate is None:
+                raise ValueError(
+                    f"`{type(self).__name__}(smoothing='auto')` needs a tracker that measures its "
+                    "own error: `InnerTracker(..., measure=True)` or `gamma='auto'`."
+                )
+            self._jump: Any = outer.jump
+            self._widest = widest(outer)
+            self.width = tracker.value.new_full((1,), 1e-12)
             return
         first = self.smoothing_at(0)
         if not (isinstance(first, float) and first > 0):
@@ -98,35 +105,16 @@ class OuterTerm(AbstractTerm):
 
     @property
     def smoothing(self) -> Any:
-        """The current lambda; a schedule is a function of the steps this term had a part in.
-
-        With `"auto"` it is a tensor where the state is on a GPU, so that nobody waits for it.
-        """
+        """The current lambda; with `"auto"` a tensor where the state is on a GPU: nobody waits."""
         width = self.width
         if width is None:
             return self.smoothing_at(self.step)
         return (width.item() if width.device.type == "cpu" else width[0]) / self._jump
 
-    @smoothing.setter
-    def smoothing(self, value: Smoothing) -> None:
-        schedule = as_lambda(type(self).__name__, self.outer, value)
-        self.smoothing_schedule, self.width = schedule, None
-        self.automatic = isinstance(schedule, str)  # lambda follows the error of the estimates
-        if not self.automatic:
-            return
-        if self.tracker.estimate is None:
-            raise ValueError(
-                f"`{type(self).__name__}(smoothing='auto')` needs a tracker that measures its own "
-                "error: `InnerTracker(..., measure=True)` or `gamma='auto'`."
-            )
-        self._jump: Any = self.outer.jump
-        self._widest = widest(self.outer)
-        self.width = self.tracker.value.new_full((1,), 1e-12)
-
     def smoothing_at(self, step: int) -> Any:
-        """The lambda that a number or a schedule gives."""
+        """The lambda after so many steps that this term had a part in."""
         schedule: Any = self.smoothing_schedule
-        return schedule(step) if callable(schedule) else schedule
+        return at_step(schedule, step)
 
     @property
     def kink_width(self) -> float | None:
@@ -232,11 +220,7 @@ class CoupledTerm(OuterTerm, ConstraintTerm):
         return self.outer.violation(super().violation_at(values))
 
     def multipliers_at(self, values: Tensor) -> Tensor:
-        """(1/n) grad f_lambda(g_i - tolerance_i).
-
-        Read from the tracked u, they carry its noise divided by lambda; `fcco.diagnostics.kkt`
-        recomputes them on full data.
-        """
+        """(1/n) grad f_lambda(g_i - tolerance_i); those of u carry its noise divided by lambda."""
         slope = self.smoothed.multiplier(self._excess(values)) * self.limits.side(values)
         return slope * (1 / self.tracker.num_inner)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from .. import _checks
 from ..outer import AbstractOuter
 from ..rules.arrays import Array, Number, per_row, tensor, where
-from ..tracker import Batch, InnerTracker, Tracked
+from ..tracker import InnerTracker, Tracked
 from ..tracker.tracker import Update
 from .coupled import CoupledTerm
 from .limits import Limits
@@ -39,8 +39,7 @@ class DualAscent:
         \tilde g_i = g_i(w_t;\mathcal B) + \theta\,\bigl(g_i(w_t;\mathcal B)
             - g_i(w_{t-1};\mathcal B)\bigr)
 
-    A block starts at y_i = 0. Alpha is `dual_step`, theta is the tracker's `correction`, and its
-    `gamma` has no meaning here. Pure and branch-free.
+    A block starts at y_i = 0. Theta is the tracker's `correction`; its `gamma` has no meaning.
     """
 
     outer: AbstractOuter
@@ -67,35 +66,11 @@ class DualAscent:
         gamma: Number,
         correction: Number,
     ) -> tuple[Array, Array]:
-        """The v before and after; the arguments are those of `fcco.rules.track.track`."""
+        """The v before and after, called as `fcco.rules.track.track`."""
         value = fresh if previous is None else fresh + correction * (fresh - previous)
         dual = self.dual(tensor(old))  # outer functions know tensors alone
         kept = (dual if isinstance(old, Tensor) else dual.numpy()) / self.dual_step
         return old, value + (kept if seen is None else where(seen, kept, 0 * kept))
-
-
-class _KeepsLatest(InnerTracker):
-    """A tracker that also keeps the mean of each block in its last step, in `latest`."""
-
-    latest: Tensor
-    may_be_nan = ("latest",)
-
-    def __init__(self, num_inner: int, dim: int, **options: Any) -> None:
-        super().__init__(num_inner, dim, **options)
-        self.register_buffer("latest", torch.full_like(self.rows, torch.nan))
-
-    def close(self, update: Update) -> None:
-        """Write an update, and the values that made it."""
-        super().close(update)
-        index, fresh = tensor(update.batch.index), tensor(update.fresh)
-        if update.came is not None:
-            fresh = torch.where(per_row(update.came, fresh), fresh, self.latest[index])
-        self.latest.index_copy_(0, index, fresh)
-
-    def set_batch(self, batch: Batch) -> None:
-        """Set v_i to the means of a batch, which are kept too."""
-        super().set_batch(batch)
-        self.latest[tensor(batch.index)] = tensor(batch.mean(batch.fresh))
 
 
 class DualTerm(CoupledTerm):
@@ -106,9 +81,8 @@ class DualTerm(CoupledTerm):
         G_t = \frac1{B_1}\sum_{i\in\mathcal B_1} \nabla g_i(w_t;\tilde{\mathcal B})\, y_i^{t+1}
 
     The value of the loss is the mean of <y_i, c_i> - f*(y_i) = f(c_i) at c_i = v_i - y_i/alpha,
-    which is g~_i when y_i no longer changes; in `eval()` mode it is f of the batch. `multipliers()`
-    are y_i/n; `value()` reads c_i; `violation()` uses the values of the last step, because v_i
-    mixes value and dual variable.
+    which is g~_i when y_i no longer changes; in `eval()` mode it is f of the batch. `value()` reads
+    c_i; `violation()` uses the values of the last step, because v_i mixes value and dual variable.
 
     Args:
         outer: f, convex.
@@ -118,9 +92,13 @@ class DualTerm(CoupledTerm):
         dim: d1.
         table: `dtype`, `device` and `on_nonfinite` of the `InnerTracker`.
         limits: see `CoupledTerm`; upper ones alone.
+
+    Attributes:
+        latest: the mean of each block in its last step, NaN before.
     """
 
-    tracker: _KeepsLatest  # type: ignore[assignment]
+    latest: Tensor
+    may_be_nan = ("latest",)
 
     def __init__(
         self,
@@ -143,21 +121,29 @@ class DualTerm(CoupledTerm):
             )
         # The limit is part of what is tracked: v_i holds the excess over it.
         options["offset"] = None if known.plain else known.tolerance - known.margin
-        tracker = _KeepsLatest(
+        tracker = InnerTracker(
             num_inner, dim, gamma=1.0, correction=theta, read="new", rule=rule, **options
         )
         super().__init__(outer, tracker, smoothing=1 / dual_step, **limits)
         self.rule = rule
+        self.register_buffer("latest", torch.full_like(tracker.rows, torch.nan))
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The mean of f(c_i) over the sampled blocks, with y_i as slope."""
         if tracked.step is not None:
+            tracked.step.write(self, self._keep, tracked.step.updates[self.tracker])
             slope = self.rule.dual(tracked.value)
             values = self.outer(tracked.value - slope / self.rule.dual_step)
         else:  # the tracker returned the inner values themselves
             values, slope = self.outer.value_and_gradient(tracked.value)
         share = 1 / max(tracked.index.shape[0], 1)
         return tracked.as_loss(values.sum() * share, slope * share)
+
+    def _keep(self, update: Update) -> None:
+        index, fresh = tensor(update.batch.index), tensor(update.fresh)
+        if update.came is not None:
+            fresh = torch.where(per_row(update.came, fresh), fresh, self.latest[index])
+        self.latest.index_copy_(0, index, fresh)
 
     def value(self) -> Tensor:
         """Mean of f(c_i), the excess over the limits, over the blocks seen."""
@@ -174,7 +160,8 @@ class DualTerm(CoupledTerm):
     def values(self) -> Tensor:
         """The g_i of the last step, without the extrapolation."""
         high, _ = self.limits.of(None, self.tracker.dim)
-        return self.tracker.latest + (high - self.limits.margin)
+        latest = torch.where(self.latest.isnan(), self.tracker.rows, self.latest)  # a warm start
+        return latest + (high - self.limits.margin)
 
     def multipliers_at(self, values: Tensor) -> Tensor:
         """y_i/n along the constraint, at any values."""

@@ -21,24 +21,16 @@ __all__ = ["GroupWeights"]
 class GroupWeights(AbstractTerm):
     r"""The losses of groups under weights that an adversary moves (OOA).
 
-    .. math::
-        \hat\ell_i &= \tfrac{n}{B_1}\,g_i(w_t;\mathcal B)\ \ (i\in\mathcal B_1),
-            \quad 0 \text{ otherwise}, \qquad
-        p^{t+1} = \text{mirror step from } p^t \text{ along } \hat\ell \\
-        G_t &= \tfrac{n}{B_1}\sum_{i\in\mathcal B_1} p_i^{t+1}\,\nabla g_i(w_t;\mathcal B)
-
-    The buffer `weights` holds p of the last finished optimizer step. Several batches before a
-    step (gradient accumulation, a step that a GradScaler skipped) move p once: it is computed
-    anew from `weights` and the losses of all of them together. The gradient of each batch uses
-    the p that was known then.
+    For the update and the settings see `fcco.methods.Ooa`. The buffer `weights` holds p of the last
+    finished optimizer step. Several batches before a step (gradient accumulation, a step that a
+    GradScaler skipped) move p once: it is computed anew from `weights` and the losses of all of
+    them together. The gradient of each batch uses the p that was known then.
 
     Args:
         tracker: the losses of the groups in the batch: `ema_tracker(n, gamma=1.0, read="new")`.
         step: eta_p.
         ratio: r; p_i <= 1/(r n). 1/n leaves p free, 1 keeps it uniform.
-        geometry: `"kl"` or `"euclidean"`, see `mirror_ascent`.
-        scaling: `"unbiased"` as above; `"batch"` leaves the factors n/B1 out, as the released
-            code of group DRO does.
+        geometry: see `Ooa`, as for `scaling`.
     """
 
     weights: Tensor
@@ -89,7 +81,6 @@ class GroupWeights(AbstractTerm):
         return self.weights.clone()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
         weights = state.get("weights", self.weights)
         if bool((weights < 0).any()) or abs(float(weights.sum()) - 1) > 1e-3:

@@ -111,7 +111,6 @@ class Limits(KeepsPrecision):
             most to the middle of the two.
         names: names of the blocks, for values given by name and for reports.
         call: the caller's name, for the error text.
-
     """
 
     tolerance: Tensor  # high_i
@@ -248,7 +247,7 @@ class UnsampledTerm(ConstraintTerm):
         call: the method's word, for the error text.
         model: the model, for the precision and the device.
         number: m.
-        limits: see `ConstraintTerm`.
+        limits: see `Limits`.
         measure: measure the noise of the values, see `InnerTracker`.
     """
 

@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from .. import _checks
 from .._distributed import Group, gather_rows
 from .._state import KeepsPrecision
 from ..rules.arrays import per_row
@@ -26,10 +25,9 @@ class BlockParameters(KeepsPrecision):
         \min_{w,\,p}\; \frac1n\sum_{i=1}^n f\bigl(g_i(w; p_i)\bigr),
 
     but are no parameters of your optimizer: a block is in few batches, and momentum or weight decay
-    would move it in all others too. The owner of the table reads some, computes new ones by a rule
-    of its own (a gradient step, a step towards the minimiser of the batch, the exact minimiser) and
-    proposes them; they become final when the optimizer's step ends. Several proposals for a block
-    within one step are averaged. One that was never set is NaN.
+    would move it in all others too. The owner of the table reads some and proposes new ones by a
+    rule of its own, which become final when the optimizer's step ends. Several proposals for a
+    block within one step are averaged. One that was never set is NaN.
 
     Args:
         number: n, the number of blocks.
@@ -52,9 +50,6 @@ class BlockParameters(KeepsPrecision):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _checks.integer("BlockParameters", "number", number, 1)
-        if not bounds[0] <= bounds[1]:
-            raise ValueError(f"`BlockParameters(bounds=...)` must be (low, high) but is: {bounds}.")
         self.number, self.dim, self.bounds = number, dim, bounds
         shape = (number,) if dim == 1 else (number, dim)
         self.register_buffer("value", torch.full(shape, math.nan, dtype=dtype, device=device))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from .. import _checks
 from ..inputs import ONLY
 from ..outer import ClassSeparation, Ratio
-from ..terms import NestedTerm
+from ..terms import AbstractTerm
+from ..tracker import InnerTracker, Tracked
 from .base import Ints, RiskTerm, ScoreRisk, Values, average
 from .pairs import PairLoss, pair_means
 
@@ -372,6 +373,54 @@ class AveragePrecision(BinaryRisk):
         return torch.stack([rank, rank + negatives * below], dim=1), ()
 
 
+class BagTerm(AbstractTerm):
+    r"""f of the class means of H and H^2 over bags, of which a batch sees a part.
+
+    .. math::
+        G_t = \frac1{B_1}\sum_{b\in\mathcal B_1} \nabla g_b(w)\,\nabla\phi_b(u_b)\,\nabla f(v)
+
+    u_b follows log g_b, and v the mean of phi_b(u_b): the chain rule at the tracked values.
+    """
+
+    positive: Tensor
+
+    def __init__(
+        self, bags: InnerTracker, means: InnerTracker, labels: Tensor, temperature: float,
+        margin: float,
+    ) -> None:  # fmt: skip
+        super().__init__(bags)
+        self.mean, self.outer, self.temperature = means, ClassSeparation(margin), temperature
+        self.register_buffer("positive", labels.to(bags.value.device) == 1, persistent=False)
+
+    def class_means(self, u: Tensor, index: Tensor) -> Tensor:
+        """The class means of H and H^2 over some bags."""
+        scores, positive = self.temperature * u, self.positive[index]
+        if bool(positive.all()) or not bool(positive.any()):
+            raise ValueError(
+                "`MultiInstanceAUC`: a batch must hold bags of both classes, but the labels of its "
+                f"{len(index)} bags are all {int(positive[0])}; nothing was updated."
+            )
+        return class_moments(scores[positive], scores[~positive])
+
+    def loss(self, tracked: Tracked) -> Tensor:
+        if tracked.index.shape[0] == 0:  # a mean over no bags would be NaN
+            return tracked.as_loss(tracked.value.sum(), tracked.value)
+        with torch.enable_grad():
+            u = tracked.value.detach().requires_grad_()
+            fresh = self.class_means(u, tracked.index).unsqueeze(0)
+            v = self.mean.track(self.mean.entries(self.mean.blocks(), fresh), tracked.step)
+            value, slope = self.outer.value_and_gradient(v.value)
+            top = v.as_loss(value.sum(), slope)
+            (slope_u,) = torch.autograd.grad(top, u)
+        return tracked.as_loss(top.detach(), slope_u)
+
+    def value(self) -> Tensor:
+        table, seen = self.table(), self.tracker.seen.nonzero().squeeze(1)
+        if not len(table):
+            return table.new_tensor(torch.nan)
+        return self.outer(self.class_means(table, seen)).sum()
+
+
 class MultiInstanceAUC(ScoreRisk):
     r"""Maximise the AUC of bags of instances, with a smooth maximum as the score of a bag.
 
@@ -380,9 +429,9 @@ class MultiInstanceAUC(ScoreRisk):
         \min_w\; \operatorname{Var}_+ H + \operatorname{Var}_- H
             + [\,m + \mathbb E_- H - \mathbb E_+ H\,]_+^2
 
-    Three levels (`fcco.terms.NestedTerm`): a block is a bag, g_b = mean exp(h / tau) is tracked in
-    log space from the instances of it that a batch holds; the class means of H and H^2 are tracked
-    too; f is `fcco.outer.ClassSeparation`.
+    Three levels: a block is a bag, g_b = mean exp(h / tau) is tracked in log space from the
+    instances of it that a batch holds; the class means of H and H^2 are tracked too, since f,
+    `fcco.outer.ClassSeparation`, is not linear.
 
     Args:
         labels: 0 or 1 for each bag of the training set.
@@ -398,7 +447,6 @@ class MultiInstanceAUC(ScoreRisk):
     """
 
     _gathers = False
-    labels: Tensor
 
     def __init__(
         self,
@@ -422,19 +470,8 @@ class MultiInstanceAUC(ScoreRisk):
         self.temperature = temperature
         bags = average(model, len(table), gamma=gamma, log_space=True)
         means = average(model, 1, 4, gamma=gamma_classes)
-        term = NestedTerm(ClassSeparation(margin), self._class_means, bags, means)
+        term = BagTerm(bags, means, table, temperature, margin)
         super().__init__(model, optimizer, term, process_group)
-        self.register_buffer("labels", table.to(bags.value.device), persistent=False)
-
-    def _class_means(self, u: Tensor, index: Tensor) -> Tensor:
-        """The class means of H and H^2 over some bags."""
-        scores, positive = self.temperature * u, self.labels[index] == 1
-        if bool(positive.all()) or not bool(positive.any()):
-            raise ValueError(
-                "`MultiInstanceAUC`: a batch must hold bags of both classes, but the labels of its "
-                f"{len(index)} bags are all {int(positive[0])}; nothing was updated."
-            )
-        return class_moments(scores[positive], scores[~positive])
 
     def forward(self, function: Callable[[], Any], bag: Any) -> Tensor:
         """The loss of one batch of instances.
