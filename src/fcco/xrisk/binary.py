@@ -133,7 +133,9 @@ class BinaryRisk(ScoreRisk):
         Scores of the positives come first.
         """
 
-    def forward(self, function: Callable[[], Any], labels: Any, index: Any = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, function: Callable[[], Any], labels: Any, index: Any = None
+    ) -> Tensor:
         """The loss of one batch.
 
         Args:
@@ -436,7 +438,9 @@ class MultiInstanceAUC(ScoreRisk):
             )
         return class_moments(scores[positive], scores[~positive])
 
-    def forward(self, function: Callable[[], Any], bag: Any) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, function: Callable[[], Any], bag: Any
+    ) -> Tensor:
         """The loss of one batch of instances.
 
         Args:
@@ -445,4 +449,4 @@ class MultiInstanceAUC(ScoreRisk):
         """
         loss, scores = self._scores(function)
         values = scores / self.temperature
-        return self.objective(lambda: values if loss is None else (loss, values), bag)
+        return super().forward(lambda: values if loss is None else (loss, values), bag)

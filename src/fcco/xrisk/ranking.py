@@ -154,7 +154,9 @@ class RankingRisk(ScoreRisk):
             block: number of each among the relevant items, (P,).
         """
 
-    def forward(self, function: Callable[[], Any], index: Any = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, function: Callable[[], Any], index: Any = None
+    ) -> Tensor:
         """The loss of one batch.
 
         Args:
