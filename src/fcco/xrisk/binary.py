@@ -57,11 +57,6 @@ class BinaryRisk(ScoreRisk):
             differences, so that no pair outweighs all others; your scores are logits then.
         names: names of the labels.
         process_group: see `Compositional`.
-
-    Example:
-        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
-        >>> risk = AveragePrecision(model, torch.optim.Adam(model.parameters()), y)
-        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
     """
 
     _empty = (
