@@ -34,10 +34,10 @@ class RobustModule(LightningModule):
     """A `LightningModule` whose loss is an objective of fcco.
 
     Write `configure_objective` beside `configure_optimizers`, and use `self.objective` in
-    `training_step`. Give a train loader with a sampler of `fcco.groups` as a `ResumableLoader`, made
-    in `train_dataloader()`. The objective is made when the fit starts, on the optimizers that
-    Lightning made, saved in checkpoints with the positions of the samplers, and reported. It is no
-    submodule: the module's `state_dict()` is that of the model.
+    `training_step`. Give a train loader with a sampler of `fcco.groups` as a `ResumableLoader`,
+    made in `train_dataloader()`. The objective is made when the fit starts, on the optimizers that
+    Lightning made, and saved in checkpoints with the positions of the samplers. It is no submodule:
+    the module's `state_dict()` is that of the model.
     """
 
     __jit_unused_properties__ = [*LightningModule.__jit_unused_properties__, "objective"]  # noqa: RUF012

@@ -347,7 +347,12 @@ class RobustTrainer(Trainer):
             seed=self.batch_seed, rank=0, world_size=1,
         )  # fmt: skip
         items = np.arange(len(self._rows)) if self._overlap else self._rows
-        parts = [(items[:own], make(self._ids, groups_per_batch, batch_size=size - ungrouped))]
+        shape: dict[str, Any] = {"batch_size": size - ungrouped}
+        if groups_per_batch is not None:
+            each = (size - ungrouped) // max(groups_per_batch, 1)
+            most = int(np.bincount(self._ids).max())
+            shape = {"groups_per_batch": groups_per_batch, "per_group": min(each, most)}
+        parts = [(items[:own], make(self._ids, **shape))]
         if alone:
             parts.append((items[own:], make(np.zeros(alone, int), 1, ungrouped)))
         return parts
