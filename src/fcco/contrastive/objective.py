@@ -254,15 +254,7 @@ class GlobalContrastive(Compositional):
     The objective with a `ContrastiveTerm` alone. Call it with a function that returns the features
     of a batch of pairs, `(image features, text features)`, or `(loss, (image features, text
     features))` with an ordinary loss g0. On several ranks the negatives are those of the global
-    batch.
-
-    Args:
-        model: your model; a learned temperature must depend on its parameters.
-        optimizer: your optimizer.
-        num_pairs: n, the number of pairs of the data set.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-        options: those of `ContrastiveTerm`, such as `temperature`, `gamma`, `radius` and `chunk`.
+    batch. `options` are those of `ContrastiveTerm`, such as `temperature` and `gamma`.
     """
 
     def __init__(
@@ -293,22 +285,17 @@ class GlobalContrastive(Compositional):
         Args:
             inner: runs the model; returns `(image features, text features)`.
             index: number of each pair in the data set, from 0 to n - 1; None if the batch is the
-                data set.
-            label: integers; pairs with the same label are no negatives of each other.
-            anchor: booleans; the loss has only these pairs, with all pairs as negatives.
+                data set. With `anchor` too, one for each pair.
+            label: see `ContrastiveTerm.inner`, as for `anchor`.
         """
         if anchor is not None and index is not None:
             index = torch.as_tensor(index)[anchor.to(torch.as_tensor(index).device)]
         return super().forward(self._entries(inner, index, label, anchor), index)
 
     def pool(self, batches: Iterable[tuple[Any, Any]]) -> dict[str, Batch]:
-        """The inner values over many batches, for `warm_up` too; no gradient, no update.
+        """As `Compositional.pool`; all pairs of a batch are negatives of each other.
 
-        All pairs of a batch are negatives of each other. Every rank must have the same number of
-        batches, since negatives come from all ranks.
-
-        Args:
-            batches: a function and an index each, as for a call.
+        Every rank must have the same number of batches, since negatives come from all ranks.
         """
         return super().pool((self._entries(inner, index), index) for inner, index in batches)
 

@@ -40,13 +40,11 @@ class PairMemory(KeepsPrecision):
 
     Anchor i has the weights :math:`p_{ij} = \frac{K}{N_i} e^{s_{ij} - s_{ii}} / (1 + G_i)` of
     documents j in the gradient, and document j the weights :math:`p_{ij}` of anchors i, for which
-    each stored pair keeps the logarithm of its :math:`e^{s_{ii}}(1 + G_i)`. Without stored pairs
-    all is unbiased but for the average.
+    each stored pair keeps the logarithm of its :math:`e^{s_{ii}}(1 + G_i)`, its level.
 
-    Buffers: `value` holds log G_i, NaN before the first visit, with a second column for documents
-    against anchors if `symmetric`; `features`, `numbers` and `levels` belong to the stored pairs.
-    Hard negatives are further documents: those of other pairs count like their positives; those of
-    pair i are always in the batch with it, and count once. `call` is the class that the user built.
+    `value` holds log G_i, NaN before the first visit, with a second column for documents against
+    anchors if `symmetric`. Hard negatives are further documents: those of other pairs count like
+    their positives; those of pair i are always in the batch with it, and count once.
     """
 
     may_be_nan = ("value",)
@@ -213,28 +211,23 @@ class PairMemory(KeepsPrecision):
 def pair_numbers(index: Any, num_pairs: int, where: str, remedy: str) -> Tensor:
     """Check the numbers of the pairs of a batch, which the user calls `where`.
 
-    A wrong number would be an error in the middle of a GPU's work, and a class in its place would
-    make one pair of many, without any message. A copy on the host costs less than a kernel.
+    A class in place of a number would make one pair of many, without any message.
     """
     given = torch.as_tensor([] if index is None else index)
-    kind, rows = given.dtype, len(given) if given.dim() else 0
-    integers = given.dim() == 1 and not (
-        kind == torch.bool or kind.is_floating_point or kind.is_complex
-    )
-    distinct = set(given.tolist()) if integers else set()
+    kind = given.dtype
+    integers = not (kind == torch.bool or kind.is_floating_point or kind.is_complex)
+    distinct = set(given.tolist()) if integers and given.dim() == 1 else set()
     outside = [number for number in distinct if not 0 <= number < num_pairs]
     if index is None:
         wrong = f"is missing, which tells which of the {num_pairs} pairs these are"
-    elif not integers:
+    elif not integers or given.dim() != 1:
         wrong = f"must be a vector of integers, but has shape {tuple(given.shape)} and dtype {kind}"
     elif outside:
+        wrong = f"must lie in [0, {num_pairs - 1}] (num_pairs) but contains: {outside[0]}"
+    elif len(given) > 2 and len(distinct) <= len(given) / 2:
         wrong = (
-            f"must lie in [0, {num_pairs - 1}] (num_pairs={num_pairs}) but contains: {outside[0]}"
-        )
-    elif rows > 2 and len(distinct) <= rows / 2:
-        wrong = (
-            f"has only {len(distinct)} different numbers in a batch of {rows}: these are classes "
-            "or groups, not the numbers of pairs"
+            f"has only {len(distinct)} different numbers in a batch of {len(given)}: these are "
+            "classes or groups, not the numbers of pairs"
         )
     else:
         return given.long()

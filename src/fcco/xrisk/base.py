@@ -219,15 +219,9 @@ def warm_start(
 ) -> list[float]:
     """Train with binary cross-entropy for some epochs; returns the mean loss of each.
 
-    Use it with ordinary shuffled batches and the learning rate of ordinary training; then build the
-    risk, often with an optimizer of its own and a smaller learning rate.
-
-    Args:
-        model: returns scores (logits), (B,), (B, 1) or (B, T).
-        optimizer: of the model.
-        loader: yields batches that begin with inputs and labels, `(x, y, ...)`; labels that are
-            NaN are left out.
-        epochs: passes over the loader.
+    The model returns logits, (B,), (B, 1) or (B, T); the loader yields ordinary shuffled batches
+    that begin with inputs and labels, `(x, y, ...)`, of which those that are NaN are left out. Then
+    build the risk, often with an optimizer of its own and a smaller learning rate.
     """
     _checks.integer("warm_start", "epochs", epochs, 1)
     device = next(model.parameters()).device

@@ -199,7 +199,7 @@ class BinaryRisk(ScoreRisk):
         return torch.stack(parts).sum()
 
     def value(self) -> Tensor:
-        """The risk itself at the tracked values, over the positives seen; a mean over labels."""
+        """The risk itself at the tracked values, over what was seen so far; a mean over labels."""
         return super().value() / len(self.labels)
 
     def _read_batch(self, labels: Any, index: Any, others: bool) -> tuple[Ints, NDArray[Any]]:
@@ -266,11 +266,8 @@ class AUC(BinaryRisk):
     a surrogate over all pairs is `PartialAUC(max_fpr=1)`.
 
     Args:
-        labels: see `BinaryRisk`.
         margin: m.
         gamma: weight of the new class means; `"auto"` weighs noise against lag.
-        names: see `BinaryRisk`.
-        process_group: see `Compositional`.
 
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
@@ -322,14 +319,12 @@ class AveragePrecision(BinaryRisk):
     moves what matters.
 
     Args:
-        labels: see `BinaryRisk`; several are mAP.
-        activation: see `BinaryRisk`; None compares logits.
         prevalence: the share of positives at which precision is taken, unless that of the training
             set is larger; 0 for the latter. Of very many negatives those far below a positive add
             up, because a surrogate is not quite 0 there; to count them less brings the gradient
             back to the top of the list.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
-        options: further ones of `BinaryRisk`.
+        options: further ones of `BinaryRisk`. Several labels are mAP.
 
     References:
         Q. Qi et al., Stochastic optimization of areas under precision-recall curves with provable
@@ -387,7 +382,6 @@ class MultiInstanceAUC(ScoreRisk):
         margin: m.
         gamma: weight of the new mean of a bag.
         gamma_classes: weight of the new class means; `"auto"` weighs noise against lag.
-        process_group: see `Compositional`.
 
     References:
         D. Zhu et al., Provable multi-instance deep AUC maximization with stochastic pooling, 2023
