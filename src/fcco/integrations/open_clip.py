@@ -114,7 +114,7 @@ class PairMemory(KeepsPrecision):
         def of_all_ranks(rows: Tensor) -> Tensor:
             return rows if group is None else gather_rows(rows, group, counts)
 
-        fixed, known = (x.detach() if isinstance(x, Tensor) else x for x in (columns, scale))
+        fixed, known = columns.detach(), scale.detach() if isinstance(scale, Tensor) else scale
         numbers, every = of_all_ranks(own.unsqueeze(1)).squeeze(1), fixed
         if group is not None:
             rows = of_all_ranks(fixed.transpose(0, 1).flatten(1))

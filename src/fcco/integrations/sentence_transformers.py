@@ -124,15 +124,13 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             if not self.model.training:
                 raise RuntimeError(
                     "`GlobalContrastiveLoss`: the model is in `eval()` mode, where `encode` leaves "
-                    "it, but the loss is not. Call `loss.train()`, or `loss.eval()` to leave the "
-                    "memory alone."
+                    "it, but the loss is not. Call `loss.train()` or `loss.eval()`."
                 )
             if self.in_trainer and self._run is None:
                 raise RuntimeError(
                     "`GlobalContrastiveLoss` must be among the callbacks of the Trainer, "
-                    "`SentenceTransformerTrainer(..., loss=loss, callbacks=[loss])`: its memory "
-                    "would be lost with every checkpoint. In a loop of your own, pass "
-                    "`in_trainer=False` and save `loss.memory.state_dict()`."
+                    "`SentenceTransformerTrainer(..., loss=loss, callbacks=[loss])`, to save its "
+                    "memory. In a loop of your own, pass `in_trainer=False`."
                 )
             where = "`GlobalContrastiveLoss`: the label of the pairs"
             index = pair_numbers(labels, self.memory.num_pairs, where, _REMEDY)
@@ -141,9 +139,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         if index is not None:
             if self._width not in (None, width):
                 raise ValueError(
-                    "`GlobalContrastiveLoss` has sums of each pair for embeddings of width "
-                    f"{self._width}, which have no meaning for those of width {width}: "
-                    "`MatryoshkaLoss` and the like cannot wrap it."
+                    f"`GlobalContrastiveLoss` has sums for embeddings of width {self._width}, not "
+                    f"{width}: `MatryoshkaLoss` and the like cannot wrap it."
                 )
             self._width = width
         dtype = torch.promote_types(features[0].dtype, torch.float32)

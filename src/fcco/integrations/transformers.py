@@ -161,10 +161,8 @@ class RobustTrainer(Trainer):
         }
         for name in (name for name, given in ignored.items() if given):
             raise ValueError(
-                f"`RobustTrainer` does not follow `{name}`; leave it out. (The loss is that of "
-                "`losses=`; batches are those of `sampler='groups'` or, with `sampler=None`, of "
-                "the Trainer; several GPUs need a process each, `torchrun`, and FSDP2 a loop of "
-                "your own.)"
+                f"`RobustTrainer` does not follow `{name}`; leave it out: `losses=` and `sampler=` "
+                "say what is trained on; several GPUs need a process each, `torchrun`."
             )
 
     # The objective.
@@ -251,9 +249,8 @@ class RobustTrainer(Trainer):
         objective: Any = self.objective
         if groups is None:
             raise ValueError(
-                f"A batch has examples without the column {self._column!r} of the training set "
-                "as `RobustTrainer(groups=...)` read it at the start. A transform of the dataset "
-                "may drop or change it, or `data_collator` was replaced."
+                f"A batch has examples without the column {self._column!r} of `groups=`, or with "
+                "other values in it: by a transform of the dataset, or another collator?"
             )
         member = torch.tensor([bool(own) for own in groups])
         grouped, ungrouped = member.nonzero().squeeze(1), (~member).nonzero().squeeze(1)
@@ -286,7 +283,7 @@ class RobustTrainer(Trainer):
         name = type(model).__name__
         logits: Any = outputs.get("logits") if isinstance(outputs, Mapping) else None
         given = (logits, inputs.get("labels"))
-        shapes = [tuple(each.shape) if isinstance(each, Tensor) else () for each in given]
+        shapes: list[Any] = [each.shape if isinstance(each, Tensor) else () for each in given]
         match [len(shape) for shape in shapes]:
             # One output is for regression.
             case 2, 1 if shapes[0][1] > 1 and not inputs["labels"].is_floating_point():
@@ -298,7 +295,7 @@ class RobustTrainer(Trainer):
         raise ValueError(
             "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> (B,) losses: "
             "what is known are classification and language models with `logits` and `labels`, not "
-            f"{name} with logits and labels of shapes {shapes}."
+            f"{name} with logits and labels of shapes {[tuple(shape) for shape in shapes]}."
         )
 
     def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -433,7 +430,8 @@ class RobustTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, with some figures of the report beside a training loss."""
-        report = report_of(self.objective) if "loss" in logs else None
+        objective = self.objective if "loss" in logs else None
+        report = None if objective is None else report_of(objective)
         if report is not None:
             logs |= log_values(report)
         super().log(logs, *args, **kwargs)
