@@ -279,8 +279,9 @@ class RobustTrainer(Trainer):
     def _default_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         # The Transformers model inside of DDP, PEFT or a module of the user.
         whole: Any = self.model
-        model = next((m for m in whole.modules() if isinstance(m, PreTrainedModel)), whole)
-        name = type(model).__name__
+        model = next((m for m in whole.modules() if isinstance(m, PreTrainedModel)), None)
+        name = type(model or whole).__name__
+        causal = name.endswith("ForCausalLM") or name in CAUSAL_MODELS.values()
         logits: Any = outputs.get("logits") if isinstance(outputs, Mapping) else None
         given = (logits, inputs.get("labels"))
         shapes: list[Any] = [each.shape if isinstance(each, Tensor) else () for each in given]
@@ -288,9 +289,9 @@ class RobustTrainer(Trainer):
             # One output is for regression.
             case 2, 1 if shapes[0][1] > 1 and not inputs["labels"].is_floating_point():
                 return classification_losses(outputs, inputs)
-            case 3, 2 if isinstance(model, PreTrainedModel) and model.config.is_encoder_decoder:
+            case 3, 2 if model is not None and model.config.is_encoder_decoder:
                 return token_losses(outputs, inputs, shift=False)
-            case 3, 2 if name.endswith("ForCausalLM") or name in CAUSAL_MODELS.values():
+            case 3, 2 if model is not None and causal:
                 return token_losses(outputs, inputs)
         raise ValueError(
             "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> (B,) losses: "
