@@ -106,11 +106,6 @@ SMOOTH_ONLY = [
     Case(
         fo.ClassSeparation(0.8), lambda u: separation(plus(0.8 + u[..., 2] - u[..., 0]), u), size=4
     ),
-    Case(
-        fo.ClassSeparation(0.8, hinge=False),
-        lambda u: separation(0.8 + u[..., 2] - u[..., 0], u),
-        size=4,
-    ),
     Case(fo.Linear(), lambda u: u),
     Case(fo.Discount(), lambda u: 1 / np.log2(1 + u), low=0.3),
     Case(fo.Discount(-2.0), lambda u: -2 / np.log2(1 + u), low=0.3),

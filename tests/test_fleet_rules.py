@@ -165,7 +165,7 @@ def test_terms_without_a_rule_are_refused():
 def test_risks_are_refused():
     model = network(0)
     optimizer = sgd(model, 0.1)
-    refused("one term, but AUC", optimizer, xrisk.AUC(model, optimizer, torch.arange(12) % 2))
+    refused("the term RiskTerm", optimizer, xrisk.AUC(model, optimizer, torch.arange(12) % 2))
 
 
 def test_numbers_that_a_fleet_cannot_see_are_refused():

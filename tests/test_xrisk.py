@@ -110,7 +110,7 @@ CASES: dict[str, Case] = {
     "partial": partial(),
     "partial-logistic": partial("logistic", margin=1.0),
     "two-way": partial(two=True, margin=1.0, smoothing=0.4),
-    "two-way-hard": partial("hinge", two=True, smoothing=0.0),
+    "two-way-hard": partial("logistic", two=True, smoothing=0.0),
     "ndcg": Case(xrisk.NDCG, {}, reference.Ranking, data="lists"),
     "ndcg-top": Case(
         xrisk.NDCG,

@@ -57,14 +57,12 @@ def log_means(
     except those with the same label. Products and sums are at least in float32, also inside
     autocast, and do not overflow. Differentiable once, with respect to features and temperature.
 
-    On several ranks, each gets the rows of its own pairs, computed with the features of all ranks.
-    The gradient on a rank is that of the sum over *all* ranks' rows with respect to its own
-    features; DDP and FSDP2 average over ranks, so multiply it by the number of ranks, as
+    On several ranks, each gets the rows of its own pairs, and its features the gradient of the sum
+    over *all* ranks' rows; DDP and FSDP2 average over ranks, so multiply by their number, as
     `Compositional` does. Every rank must make every call, with any number of pairs.
 
     Args:
-        images: features x_i, shape (B, d), row i belongs to row i of `texts`.
-        texts: features t_i, shape (B, d).
+        images: features x_i, shape (B, d), row i belongs to row i of `texts`, t_i.
         temperature: tau, a positive number, a tensor of one element, or one for each value,
             shape (A, 2) (with gradient if wanted); where a tensor is not positive, values are NaN.
         label: integers, shape (B,): pairs with the same label are no negatives of each other. Give

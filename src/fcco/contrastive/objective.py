@@ -55,12 +55,9 @@ class ContrastiveTerm(AbstractTerm):
     .. math::
         \frac1n\sum_{i=1}^n \tau\bigl[\log(g_{i1} + e) + \log(g_{i2} + e) + 2\,\text{radius}\bigr].
 
-    A tracker follows log g_i. The mean over the negatives in a batch estimates g_i without bias;
-    the default offset e = 1/(n-1) counts the pair itself, as the paper's loss does.
-
-    With `temperature="individual"` each side of each pair has a tau of its own, kept in a table and
-    minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2): pairs with many
-    similar negatives get a large tau, rare ones a small one.
+    A tracker follows log g_i, of which the mean over the negatives in a batch is an estimate. With
+    `temperature="individual"` each side of each pair has a tau of its own, kept in a table and
+    minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2).
 
     Micro-batches between two optimizer steps are separate batches: negatives come only from the
     same micro-batch, and the means of a pair that is in several are averaged. Pairs that share an
@@ -72,10 +69,8 @@ class ContrastiveTerm(AbstractTerm):
             function that returns it with gradient, `lambda: model.log_temperature.exp()`, from
             parameters of the model alone. It is called after the forward pass; under FSDP2, return
             a tensor that this pass computed.
-        offset: e; None is 1/(n-1). With labels or anchors, give 1 over the number of negatives
-            that a pair has in the data set.
-        radius: of the robust form: a learned tau then has a positive optimum instead of falling
-            to 0 (iSogCLR, FastCLIP v3).
+        offset: e; None is 1/(n-1). With labels or anchors, 1 over the negatives of a pair.
+        radius: of the robust form, which a learned tau needs (iSogCLR, FastCLIP v3).
         first_temperature: individual tau_i before their first step.
         temperature_lr: step size of individual tau_i, which stay in [0.005, 1].
         scaled: multiply by tau; False is CLIP's form.
@@ -83,19 +78,7 @@ class ContrastiveTerm(AbstractTerm):
         chunk: see `log_means`.
         process_group: see `Compositional`; give both the same one.
         options: of `InnerTracker`. Unless given, `gamma=0.8` (gamma_1), `correction=0.0`, a moving
-            average without a second forward pass, and `read="new"`, as in SogCLR: an entry has at
-            most 1/gamma times its weight in a full batch. With `"old"`, as in the paper's Algorithm
-            1, that factor is g_i/u_i, which is large if g_i grew since.
-
-    Example:
-        >>> import torch, fcco
-        >>> image, text = torch.nn.Linear(4, 3), torch.nn.Linear(5, 3)
-        >>> model = torch.nn.ModuleList([image, text])
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> term = fcco.contrastive.ContrastiveTerm(num_pairs=100, temperature=0.1)
-        >>> objective = fcco.Compositional(model, optimizer, term)
-        >>> x, t, index = torch.randn(8, 4), torch.randn(8, 5), torch.arange(8)
-        >>> objective(lambda: term.inner(image(x), text(t)), index).backward()
+            average without a second forward pass, and `read="new"`, as in SogCLR.
 
     References:
         Z. Yuan et al., Provable stochastic optimization for global contrastive learning: small
@@ -271,15 +254,7 @@ class GlobalContrastive(Compositional):
     The objective with a `ContrastiveTerm` alone. Call it with a function that returns the features
     of a batch of pairs, `(image features, text features)`, or `(loss, (image features, text
     features))` with an ordinary loss g0. On several ranks the negatives are those of the global
-    batch.
-
-    Args:
-        model: your model; a learned temperature must depend on its parameters.
-        optimizer: your optimizer.
-        num_pairs: n, the number of pairs of the data set.
-        process_group: see `Compositional`.
-        offload: see `Compositional`.
-        options: those of `ContrastiveTerm`, such as `temperature`, `gamma`, `radius` and `chunk`.
+    batch. `options` are those of `ContrastiveTerm`, such as `temperature` and `gamma`.
     """
 
     def __init__(
@@ -310,22 +285,17 @@ class GlobalContrastive(Compositional):
         Args:
             inner: runs the model; returns `(image features, text features)`.
             index: number of each pair in the data set, from 0 to n - 1; None if the batch is the
-                data set.
-            label: integers; pairs with the same label are no negatives of each other.
-            anchor: booleans; the loss has only these pairs, with all pairs as negatives.
+                data set. With `anchor` too, one for each pair.
+            label: see `ContrastiveTerm.inner`, as for `anchor`.
         """
         if anchor is not None and index is not None:
             index = torch.as_tensor(index)[anchor.to(torch.as_tensor(index).device)]
         return super().forward(self._entries(inner, index, label, anchor), index)
 
     def pool(self, batches: Iterable[tuple[Any, Any]]) -> dict[str, Batch]:
-        """The inner values over many batches, for `warm_up` too; no gradient, no update.
+        """As `Compositional.pool`; all pairs of a batch are negatives of each other.
 
-        All pairs of a batch are negatives of each other. Every rank must have the same number of
-        batches, since negatives come from all ranks.
-
-        Args:
-            batches: a function and an index each, as for a call.
+        Every rank must have the same number of batches, since negatives come from all ranks.
         """
         return super().pool((self._entries(inner, index), index) for inner, index in batches)
 

@@ -164,17 +164,10 @@ def report_of(objective: nn.Module) -> GroupReport | ConstraintReport | None:
 
 
 def log_values(report: GroupReport | ConstraintReport) -> dict[str, float]:
-    """The numbers of `objective.report()` for a log, by name.
+    """The numbers of `objective.report()` for a log, by name; those not known yet are left out.
 
-    | of groups | of constraints |
-    |---|---|
-    | `worst_group_loss`, `worst_group_error` | `worst_violation`, `worst_violation_error` |
-    | `cvar`, `mean_group_loss` | `constraints_met`, `largest_multiplier` |
-    | `groups_seen` | `constraints_seen` |
-
-    The error is the standard error of the estimate. With ten groups or constraints at most also
-    `group_loss/NAME`, or `violation/NAME` and `multiplier/NAME`, of each. What is not known yet is
-    left out.
+    Errors are standard errors of the estimates. With ten groups or constraints at most there are
+    also the numbers of each.
     """
     worst = next(row for row in report.rows if row.name == report.worst)
     few = report.rows if len(report.rows) <= _MOST_ROWS else ()

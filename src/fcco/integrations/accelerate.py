@@ -36,18 +36,9 @@ def prepare(
 ) -> tuple[Any, ...]:
     """Call `accelerator.prepare(*objects)`; the objective comes as one more result at the end.
 
-    * If the method has an optimizer around yours (`alexr2`, `ssg`), that one is returned in its
-      place.
-    * The batches of a loader with a sampler of `fcco.groups` are not divided over the processes:
-      the sampler gives each process its part of every batch. `split_batches`, `dispatch_batches`
-      and `even_batches` do not apply to it.
-    * `accelerator.save_state` and `load_state` include the objective and the positions of these
-      samplers. After `load_state`, a loop over the loader goes on with the next batch, also in the
-      middle of an epoch and with loader workers. Save after a step of the optimizer.
-    * A scheduler makes one step for each of the optimizer's, on several processes too.
-
-    With sharded parameters (FSDP2) the first step after `load_state` is made without correction,
-    because the file has w_{t-1} of the first process only.
+    If the method has an optimizer around yours (`alexr2`, `ssg`), that one is returned in its
+    place. The batches of a loader with a sampler of `fcco.groups` are not divided over the
+    processes once more, and its position is saved with the objective by `accelerator.save_state`.
 
     Args:
         accelerator: yours.

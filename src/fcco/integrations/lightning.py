@@ -34,21 +34,10 @@ class RobustModule(LightningModule):
     """A `LightningModule` whose loss is an objective of fcco.
 
     Write `configure_objective` beside `configure_optimizers`, and use `self.objective` in
-    `training_step`. Give a train loader with a sampler of `fcco.groups` as a `ResumableLoader`. The
-    rest is done:
-
-    * The objective is made when the fit starts, on the optimizers that Lightning made. It is no
-      submodule: the module's `state_dict()` is that of the model. It is in `eval()` mode when the
-      module is.
-    * Checkpoints hold the objective and the position of the samplers of `fcco.groups`: those of
-      the train loaders, and those that are attributes of the module. A resumed run goes on with
-      the next batch, also in the middle of an epoch and with loader workers.
-    * On several devices make the sampler in `train_dataloader()`, where it learns its rank;
-      Lightning leaves a `ResumableLoader` as it is.
-    * `log_values` of the report are logged every `Trainer(log_every_n_steps=...)` steps and at the
-      end of each epoch; see `log_report`.
-
-    With an existing module as a base, name both: `class Robust(RobustModule, Existing)`.
+    `training_step`. Give a train loader with a sampler of `fcco.groups` as a `ResumableLoader`,
+    made in `train_dataloader()`. The objective is made when the fit starts, on the optimizers that
+    Lightning made, and saved in checkpoints with the positions of the samplers. It is no submodule:
+    the module's `state_dict()` is that of the model.
     """
 
     __jit_unused_properties__ = [*LightningModule.__jit_unused_properties__, "objective"]  # noqa: RUF012

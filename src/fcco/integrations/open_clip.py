@@ -40,13 +40,11 @@ class PairMemory(KeepsPrecision):
 
     Anchor i has the weights :math:`p_{ij} = \frac{K}{N_i} e^{s_{ij} - s_{ii}} / (1 + G_i)` of
     documents j in the gradient, and document j the weights :math:`p_{ij}` of anchors i, for which
-    each stored pair keeps the logarithm of its :math:`e^{s_{ii}}(1 + G_i)`. Without stored pairs
-    all is unbiased but for the average.
+    each stored pair keeps the logarithm of its :math:`e^{s_{ii}}(1 + G_i)`, its level.
 
-    Buffers: `value` holds log G_i, NaN before the first visit, with a second column for documents
-    against anchors if `symmetric`; `features`, `numbers` and `levels` belong to the stored pairs.
-    Hard negatives are further documents: those of other pairs count like their positives; those of
-    pair i are always in the batch with it, and count once. `call` is the class that the user built.
+    `value` holds log G_i, NaN before the first visit, with a second column for documents against
+    anchors if `symmetric`. Hard negatives are further documents: those of other pairs count like
+    their positives; those of pair i are always in the batch with it, and count once.
     """
 
     may_be_nan = ("value",)
@@ -102,21 +100,11 @@ class PairMemory(KeepsPrecision):
         with torch.autocast(first.device.type, enabled=False):
             dtype = torch.promote_types(first.dtype, torch.float32)
             columns = torch.stack([each.to(dtype) for each in features])
-            with torch.no_grad():
-                number = scale.to(columns) if isinstance(scale, Tensor) else scale
-                value, slopes, slope = self._value_and_gradient(columns, number, index)
-            # A linear function of the features has the gradient that was computed. Its value,
-            # which backward does not look at, is replaced by that of the loss.
-            loss = torch.dot(columns.flatten(), slopes.flatten())
-            if isinstance(scale, Tensor) and scale.requires_grad:
-                loss = loss + scale.squeeze() * slope
-            loss.detach().copy_(value)
-            return loss
+            scale = scale.to(columns).squeeze() if isinstance(scale, Tensor) else scale
+            return self._loss(columns, scale, index)
 
-    def _value_and_gradient(
-        self, columns: Tensor, scale: float | Tensor, index: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, its gradient by the features, (columns, b, d), and that by the scale."""
+    def _loss(self, columns: Tensor, scale: float | Tensor, index: Tensor | None) -> Tensor:
+        """The loss of features in one table, (columns, b, d)."""
         own = torch.arange(columns.shape[1]) if index is None else index
         own = own.to(columns.device, non_blocking=True)
         group = None if index is None else find_group()
@@ -126,9 +114,10 @@ class PairMemory(KeepsPrecision):
         def of_all_ranks(rows: Tensor) -> Tensor:
             return rows if group is None else gather_rows(rows, group, counts)
 
-        numbers, every = of_all_ranks(own.unsqueeze(1)).squeeze(1), columns
+        fixed, known = columns.detach(), scale.detach() if isinstance(scale, Tensor) else scale
+        numbers, every = of_all_ranks(own.unsqueeze(1)).squeeze(1), fixed
         if group is not None:
-            rows = of_all_ranks(columns.transpose(0, 1).flatten(1))
+            rows = of_all_ranks(fixed.transpose(0, 1).flatten(1))
             every = rows.view(len(rows), len(columns), -1).transpose(0, 1)
         stored = self.stored_pairs > 0 and index is not None
         if stored and self.features.shape[::2] != every.shape[::2]:
@@ -153,15 +142,17 @@ class PairMemory(KeepsPrecision):
         # One way of comparing: an anchor with documents; and a document with anchors.
         ways = [(0, range(1, len(columns)))] + ([(1, range(1))] if self.symmetric else [])
         share = len(counts) / (len(numbers) * len(ways))
-        matching = scale * (columns[0] * columns[1]).sum(1)
-        logits = [
-            torch.cat([
-                scale * columns[row] @ pool[column].T + (once if column > 1 else weight)
-                for column in others
-            ], 1)
+        matching = (columns[0] * columns[1]).sum(1)
+        scores = [
+            torch.cat([columns[row] @ pool[column].T for column in others], 1)
             for row, others in ways
-        ]  # fmt: skip
-        fresh = torch.stack([each.logsumexp(1) for each in logits], 1) - matching.unsqueeze(1)
+        ]
+        logits = [
+            known * each.detach() + torch.cat([once if k > 1 else weight for k in others], 1)
+            for each, (_, others) in zip(scores, ways, strict=True)
+        ]
+        own_logits = (known * matching.detach()).unsqueeze(1)
+        fresh = torch.stack([each.logsumexp(1) for each in logits], 1) - own_logits
         sums = fresh
         if index is not None:
             new, sums = self._tracked(fresh, own)
@@ -172,32 +163,31 @@ class PairMemory(KeepsPrecision):
             self.value.index_copy_(0, pairs, logs.to(self.value))
         # log(1 + G); beyond 60 the 1 has no digit left, beyond 20, the default, it has.
         logs = softplus(sums, threshold=60)
-        levels = logs + matching.unsqueeze(1)
+        levels = logs + own_logits
         pulls = torch.exp(fresh - logs)  # the sum of the weights p_ij of a row
         store = of_all_ranks(levels)
         store = torch.cat([store, self.levels.to(levels)]) if stored else store
 
-        slopes, slope = torch.zeros_like(columns), columns.new_zeros(())
+        # A linear function of the scores, with the weights held constant, has the gradient above.
+        loss = columns.new_zeros(())
         for way, (row, others) in enumerate(ways):
             weights = torch.exp(logits[way] - levels[:, way : way + 1])
-            documents = pool[others[0] : others[-1] + 1].flatten(0, 1)
-            pull = pulls[:, way : way + 1]
-            partner = 1 - row
-            mean = weights @ documents
-            mean.addcmul_(pull, columns[partner], value=-1.0)
-            slope = slope + (mean * columns[row]).sum()
-            slopes[row] += mean
-            slopes[partner].addcmul_(pull, columns[row], value=-1.0)
+            pulled = (pulls[:, way] * matching).sum()
+            loss = loss + scale * ((weights * scores[way]).sum() - pulled)
             for column in others:
-                pushed = scale * columns[column] @ pool[row].T - store[:, way]
-                pushed += once if column > 1 else weight
-                slopes[column] += torch.exp(pushed) @ pool[row]
+                pushed = columns[column] @ pool[row].T
+                apart = once if column > 1 else weight
+                weights = torch.exp(known * pushed.detach() - store[:, way] + apart)
+                loss = loss + known * (weights * pushed).sum()
+        loss = loss * share
+        # Its value, which backward does not look at, is replaced by that of the loss.
+        loss.detach().copy_(logs.sum() * share)
         if stored:  # the pairs of this batch in front; as many of the oldest are dropped
             size = self.stored_pairs
             with Uninterrupted():
                 self.features = pool.to(self.features)[:, :size]
                 self.numbers, self.levels = ids[:size], store.to(self.levels)[:size]
-        return logs.sum() * share, slopes * (scale * share), slope * share
+        return loss
 
     def _tracked(self, fresh: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         """The new log G_i of this rank's pairs, as it is kept, and as the loss takes it."""
@@ -221,28 +211,23 @@ class PairMemory(KeepsPrecision):
 def pair_numbers(index: Any, num_pairs: int, where: str, remedy: str) -> Tensor:
     """Check the numbers of the pairs of a batch, which the user calls `where`.
 
-    A wrong number would be an error in the middle of a GPU's work, and a class in its place would
-    make one pair of many, without any message. A copy on the host costs less than a kernel.
+    A class in place of a number would make one pair of many, without any message.
     """
     given = torch.as_tensor([] if index is None else index)
-    kind, rows = given.dtype, len(given) if given.dim() else 0
-    integers = given.dim() == 1 and not (
-        kind == torch.bool or kind.is_floating_point or kind.is_complex
-    )
-    distinct = set(given.tolist()) if integers else set()
+    kind = given.dtype
+    integers = not (kind == torch.bool or kind.is_floating_point or kind.is_complex)
+    distinct = set(given.tolist()) if integers and given.dim() == 1 else set()
     outside = [number for number in distinct if not 0 <= number < num_pairs]
     if index is None:
         wrong = f"is missing, which tells which of the {num_pairs} pairs these are"
-    elif not integers:
+    elif not integers or given.dim() != 1:
         wrong = f"must be a vector of integers, but has shape {tuple(given.shape)} and dtype {kind}"
     elif outside:
+        wrong = f"must lie in [0, {num_pairs - 1}] (num_pairs) but contains: {outside[0]}"
+    elif len(given) > 2 and len(distinct) <= len(given) / 2:
         wrong = (
-            f"must lie in [0, {num_pairs - 1}] (num_pairs={num_pairs}) but contains: {outside[0]}"
-        )
-    elif rows > 2 and len(distinct) <= rows / 2:
-        wrong = (
-            f"has only {len(distinct)} different numbers in a batch of {rows}: these are classes "
-            "or groups, not the numbers of pairs"
+            f"has only {len(distinct)} different numbers in a batch of {len(given)}: these are "
+            "classes or groups, not the numbers of pairs"
         )
     else:
         return given.long()
@@ -257,12 +242,8 @@ class GlobalClipLoss(nn.Module):
         \log\Bigl(1 + \sum_{j \ne i} e^{c (s_{ji} - s_{ii})}\Bigr)\Bigr], \qquad
         s_{ij} = \langle \text{image}_i, \text{text}_j\rangle
 
-    is that loss with all n pairs as one batch, where c is the `logit_scale`. Here both sums of
-    each pair are followed by moving averages over the visits of the pair,
-
-    .. math::
-        G_i \leftarrow (1-\gamma)\,G_i
-        + \gamma\,\frac{n-1}{B-1}\sum_{j \in \mathcal B} e^{c (s_{ij} - s_{ii})}.
+    is that loss with all n pairs as one batch, where c is the `logit_scale`; a moving average over
+    the visits of a pair follows each of its sums, from the negatives in the batch.
 
     The call is that of `ClipLoss` with the number of each pair besides. In `eval()` mode and
     without gradient the loss is that of the batch, and nothing changes. On several ranks the

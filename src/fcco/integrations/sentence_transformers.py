@@ -58,14 +58,9 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         G_i = \frac{K}{n-1}\sum_{j \ne i} e^{(s_{ij} - s_{ii})/\tau}, \qquad
         s_{ij} = \cos(\text{anchor}_i, \text{positive}_j)
 
-    is the loss of pair i among K negatives that stand for all others of the data set; with
-    K = n - 1 it is `MultipleNegativesRankingLoss` with all pairs as one batch. The N negatives at
-    hand are those of the batch and of the last `stored_pairs` pairs, whose embeddings are kept; a
-    moving average over the visits of the pair has the sum:
-
-    .. math::
-        G_i \leftarrow (1-\gamma)\,G_i
-        + \gamma\,\frac{K}{N}\sum_{j} e^{(s_{ij} - s_{ii})/\tau}.
+    is the loss of pair i among K negatives that stand for all others of the data set. A moving
+    average over the visits of the pair follows the sum, from negatives in the batch and among the
+    last `stored_pairs` pairs. Columns after the second are hard negatives of every anchor.
 
     The loss is also a callback of the Trainer and must be among its `callbacks`: it saves the
     memory in every checkpoint and loads it when training is resumed.
@@ -76,16 +71,11 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             `number_pairs`.
         temperature: tau, 1 / `scale` of `MultipleNegativesRankingLoss`.
         gamma: weight of the new sum in the average; 1 has no memory.
-        symmetric: the mean of both directions, anchors against positives and positives against
-            anchors.
-        stored_pairs: how many of the last pairs keep their embeddings, as further negatives; they
-            are as old as their batch. 0 keeps none.
-        negatives: K, at most n - 1; None is n - 1. More negatives than a large batch would have
-            need a smaller temperature: the many easy ones add up.
+        symmetric: the mean of both directions.
+        stored_pairs: how many of the last pairs keep their embeddings, as further negatives.
+        negatives: K, at most n - 1; None is n - 1.
         in_trainer: False for a training loop of your own: save `loss.memory.state_dict()` there.
         name: of the file in checkpoints; give each loss of a Trainer its own.
-
-    Columns after the second are hard negatives: those of all pairs are negatives of every anchor.
 
     References:
         Z. Yuan et al., Provable stochastic optimization for global contrastive learning: small
@@ -134,15 +124,13 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
             if not self.model.training:
                 raise RuntimeError(
                     "`GlobalContrastiveLoss`: the model is in `eval()` mode, where `encode` leaves "
-                    "it, but the loss is not. Call `loss.train()`, or `loss.eval()` to leave the "
-                    "memory alone."
+                    "it, but the loss is not. Call `loss.train()` or `loss.eval()`."
                 )
             if self.in_trainer and self._run is None:
                 raise RuntimeError(
                     "`GlobalContrastiveLoss` must be among the callbacks of the Trainer, "
-                    "`SentenceTransformerTrainer(..., loss=loss, callbacks=[loss])`: its memory "
-                    "would be lost with every checkpoint. In a loop of your own, pass "
-                    "`in_trainer=False` and save `loss.memory.state_dict()`."
+                    "`SentenceTransformerTrainer(..., loss=loss, callbacks=[loss])`, to save its "
+                    "memory. In a loop of your own, pass `in_trainer=False`."
                 )
             where = "`GlobalContrastiveLoss`: the label of the pairs"
             index = pair_numbers(labels, self.memory.num_pairs, where, _REMEDY)
@@ -151,9 +139,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         if index is not None:
             if self._width not in (None, width):
                 raise ValueError(
-                    "`GlobalContrastiveLoss` has sums of each pair for embeddings of width "
-                    f"{self._width}, which have no meaning for those of width {width}: "
-                    "`MatryoshkaLoss` and the like cannot wrap it."
+                    f"`GlobalContrastiveLoss` has sums for embeddings of width {self._width}, not "
+                    f"{width}: `MatryoshkaLoss` and the like cannot wrap it."
                 )
             self._width = width
         dtype = torch.promote_types(features[0].dtype, torch.float32)

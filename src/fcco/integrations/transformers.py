@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import zlib
@@ -28,13 +27,12 @@ from transformers.utils import is_datasets_available
 
 from .. import _checks
 from ..constraints import ConstrainedObjective
-from ..group_dro import GroupObjective
 from ..groups import GroupBatchSampler, GroupMemberships
 from ..index import read_names
 from ..inputs import Measured, split
 from ..objective import Compositional
 from ..previous import unwrap
-from ._shared import log_values
+from ._shared import log_values, report_of
 
 __all__ = ["RobustTrainer", "classification_losses", "log_values", "token_losses"]
 
@@ -57,24 +55,15 @@ class RobustTrainer(Trainer):
         \qquad\text{or}\qquad
         \min_w\; g_0(w) \;\text{ subject to }\; g_i(w) \le \text{tolerance}_i
 
-    where `groups`, a column of the training set, says to which L_i or g_i an example belongs. The
-    values of the column are numbered in sorted order, so that integers 0, ..., n - 1 stay what they
-    are; `group_names` has them in this order. The column reaches neither the data collator nor the
-    model.
-
-    A checkpoint also holds the objective, and `train(resume_from_checkpoint=...)` continues
-    exactly. Each entry of the log with a training loss gets the figures that `log_values` takes
-    from `report()`. In evaluation the loss is the mean over the examples. With another
-    Trainer: `class RobustSeq2SeqTrainer(RobustTrainer, Seq2SeqTrainer): pass`.
+    where `groups`, a column of the training set, says to which L_i or g_i an example belongs;
+    `group_names` has its values in the order in which they are numbered.
 
     Args:
         args: arguments of the Trainer, also by name in `kwargs`.
         objective: a function (model, optimizer) -> objective, called when the Trainer has made its
-            optimizer; on several processes, the model is wrapped by DDP then.
+            optimizer and, on several processes, wrapped the model by DDP.
         groups: a column of `train_dataset`. None in it means that the example has no group, which
-            constrained objectives allow. It may hold lists, where examples are in several groups:
-            an example that is drawn for one of them counts in that group alone; with
-            `sampler=None` it counts in all of them.
+            constrained objectives allow; a list, that it is in several.
         losses: a function (outputs, inputs) -> losses of the examples, shape (B,), or, for
             constrained objectives, a pair of the loss g0 (per example, or a scalar) and values
             (B,). Unless given: `classification_losses`, or `token_losses` for language models.
@@ -172,10 +161,8 @@ class RobustTrainer(Trainer):
         }
         for name in (name for name, given in ignored.items() if given):
             raise ValueError(
-                f"`RobustTrainer` does not follow `{name}`; leave it out. (The loss is that of "
-                "`losses=`; batches are those of `sampler='groups'` or, with `sampler=None`, of "
-                "the Trainer; several GPUs need a process each, `torchrun`, and FSDP2 a loop of "
-                "your own.)"
+                f"`RobustTrainer` does not follow `{name}`; leave it out: `losses=` and `sampler=` "
+                "say what is trained on; several GPUs need a process each, `torchrun`."
             )
 
     # The objective.
@@ -210,15 +197,19 @@ class RobustTrainer(Trainer):
                 f"{call} an objective for the {len(names)} groups in the column {self._column!r} "
                 f"but it has {number}."
             )
-        given = objective.term.names
-        objective.term.tracker.names = tuple(map(str, names))  # for errors
+        term, words = objective.term, tuple(map(str, names))
         numbered = names == list(range(number))  # the column says which constraint by its number
-        if given is not None and not numbered and list(given) != [str(name) for name in names]:
+        if term.names is not None and not numbered and term.names != words:
             raise ValueError(
                 f"{call} constraints in the order in which the column {self._column!r} is "
-                f"numbered, {names}, but they are: {list(given)}."
+                f"numbered, {names}, but they are: {list(term.names)}."
             )
-        if not isinstance(objective, ConstrainedObjective) and self._alone:
+        constrained = isinstance(objective, ConstrainedObjective)
+        if term.names is None:  # in reports and errors
+            term.names = term.tracker.names = words
+            if constrained:
+                term.limits.names = words
+        if not constrained and self._alone:
             raise ValueError(
                 f"{self._place}: the column is None for an example, but "
                 f"{type(objective).__name__} needs the group of each; constraints do not."
@@ -258,9 +249,8 @@ class RobustTrainer(Trainer):
         objective: Any = self.objective
         if groups is None:
             raise ValueError(
-                f"A batch has examples without the column {self._column!r} of the training set "
-                "as `RobustTrainer(groups=...)` read it at the start. A transform of the dataset "
-                "may drop or change it, or `data_collator` was replaced."
+                f"A batch has examples without the column {self._column!r} of `groups=`, or with "
+                "other values in it: by a transform of the dataset, or another collator?"
             )
         member = torch.tensor([bool(own) for own in groups])
         grouped, ungrouped = member.nonzero().squeeze(1), (~member).nonzero().squeeze(1)
@@ -290,20 +280,23 @@ class RobustTrainer(Trainer):
         # The Transformers model inside of DDP, PEFT or a module of the user.
         whole: Any = self.model
         model = next((m for m in whole.modules() if isinstance(m, PreTrainedModel)), None)
-        logits, labels = _logits_and_labels(outputs, inputs)
-        several = logits.dim() == 2 and logits.shape[1] > 1  # one output is for regression
-        if several and labels.dim() == 1 and not labels.is_floating_point():
-            return classification_losses(outputs, inputs)
-        if logits.dim() == 3 and labels.dim() == 2 and model is not None:
-            if model.config.is_encoder_decoder:
+        name = type(model or whole).__name__
+        causal = name.endswith("ForCausalLM") or name in CAUSAL_MODELS.values()
+        logits: Any = outputs.get("logits") if isinstance(outputs, Mapping) else None
+        given = (logits, inputs.get("labels"))
+        shapes: list[Any] = [each.shape if isinstance(each, Tensor) else () for each in given]
+        match [len(shape) for shape in shapes]:
+            # One output is for regression.
+            case 2, 1 if shapes[0][1] > 1 and not inputs["labels"].is_floating_point():
+                return classification_losses(outputs, inputs)
+            case 3, 2 if model is not None and model.config.is_encoder_decoder:
                 return token_losses(outputs, inputs, shift=False)
-            name = type(model).__name__
-            if name.endswith("ForCausalLM") or name in CAUSAL_MODELS.values():
+            case 3, 2 if model is not None and causal:
                 return token_losses(outputs, inputs)
         raise ValueError(
-            f"{_NEEDED}: what is known are classification and language models, not "
-            f"{type(model or self.model).__name__} with logits of shape {tuple(logits.shape)} and "
-            f"labels of shape {tuple(labels.shape)} ({labels.dtype})."
+            "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> (B,) losses: "
+            "what is known are classification and language models with `logits` and `labels`, not "
+            f"{name} with logits and labels of shapes {[tuple(shape) for shape in shapes]}."
         )
 
     def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -352,7 +345,12 @@ class RobustTrainer(Trainer):
             seed=self.batch_seed, rank=0, world_size=1,
         )  # fmt: skip
         items = np.arange(len(self._rows)) if self._overlap else self._rows
-        parts = [(items[:own], make(self._ids, groups_per_batch, batch_size=size - ungrouped))]
+        shape: dict[str, Any] = {"batch_size": size - ungrouped}
+        if groups_per_batch is not None:
+            each = (size - ungrouped) // max(groups_per_batch, 1)
+            most = int(np.bincount(self._ids).max())
+            shape = {"groups_per_batch": groups_per_batch, "per_group": min(each, most)}
+        parts = [(items[:own], make(self._ids, **shape))]
         if alone:
             parts.append((items[own:], make(np.zeros(alone, int), 1, ungrouped)))
         return parts
@@ -413,11 +411,8 @@ class RobustTrainer(Trainer):
             )
         state = torch.load(path, map_location="cpu", weights_only=True)
         was, now = state["batches"], self._batches
-        other = [
-            f"{name} was {was.get(name)}, is {now.get(name)}"
-            for name in {**was, **now}
-            if was.get(name) != now.get(name)
-        ]
+        changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        other = [f"{name} was {was.get(name)}, is {now.get(name)}" for name in changed]
         if other:
             raise ValueError(
                 f"{call}: the checkpoint in {folder} was made with other batches, so that training "
@@ -429,23 +424,17 @@ class RobustTrainer(Trainer):
 
     def report(self, **options: Any) -> Any:
         """`objective.report(**options)`, with the names of the groups."""
-        objective = self.objective
-        if not isinstance(objective, (GroupObjective, ConstrainedObjective)):
-            raise ValueError(
-                "`RobustTrainer.report()` needs an objective over groups or constraints, and that "
-                f"`train()` has made it, but has: {type(objective).__name__}."
-            )
-        report: Any = objective.report(**options)
-        if objective.term.names is not None:
-            return report
-        names = self.group_names  # by the number of a row
-        rows = tuple(dataclasses.replace(row, name=names[row.name]) for row in report.rows)
-        return dataclasses.replace(report, rows=rows, worst=names[report.worst])
+        objective: Any = self.objective
+        if objective is None:
+            raise ValueError("`RobustTrainer.report()` needs an objective: `train()` makes it.")
+        return objective.report(**options)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, with some figures of the report beside a training loss."""
-        if "loss" in logs and isinstance(self.objective, (GroupObjective, ConstrainedObjective)):
-            logs |= log_values(self.report())
+        objective = self.objective if "loss" in logs else None
+        report = None if objective is None else report_of(objective)
+        if report is not None:
+            logs |= log_values(report)
         super().log(logs, *args, **kwargs)
 
 
@@ -454,8 +443,8 @@ def classification_losses(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
 
     It is NaN, which objectives refuse, for the label -100 (ignore).
     """
-    logits, labels = _logits_and_labels(outputs, inputs)
-    losses = cross_entropy(logits, labels, reduction="none")
+    labels = inputs["labels"]
+    losses = cross_entropy(_logits(outputs), labels, reduction="none")
     return losses.masked_fill(labels == -100, math.nan)  # 0 would count as a good example
 
 
@@ -465,27 +454,17 @@ def token_losses(outputs: Any, inputs: Mapping[str, Any], *, shift: bool = True)
     Tokens with the label -100 do not count; it is NaN, which objectives refuse, without any other.
     With `shift` the logits at a place are for the token after it, as in causal models.
     """
-    logits, labels = _logits_and_labels(outputs, inputs)
+    logits, labels = _logits(outputs), inputs["labels"]
     if shift:
         logits, labels = logits[:, :-1], labels[:, 1:]
     losses = cross_entropy(logits.transpose(1, 2), labels, reduction="none")  # 0 where ignored
     return losses.sum(1) / (labels != -100).sum(1)
 
 
-_NEEDED = "`RobustTrainer(losses=...)` is needed, a function (outputs, inputs) -> (B,) losses"
-
-
-def _logits_and_labels(outputs: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    logits: Any = outputs.get("logits") if isinstance(outputs, Mapping) else None
-    labels = inputs.get("labels")
-    if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
-        there = list(outputs) if isinstance(outputs, Mapping) else "-"
-        raise ValueError(
-            f"{_NEEDED}: without it, the outputs of the model must hold `logits` and the batch "
-            f"`labels`, but there are: {there} and {list(inputs)}."
-        )
-    # Losses in 32 bits at least: differences of them are taken.
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)), labels
+def _logits(outputs: Any) -> Tensor:
+    # In 32 bits at least: differences of losses are taken.
+    logits: Tensor = outputs["logits"]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 # The column of the groups.

@@ -122,9 +122,8 @@ class ClassSeparation(_SmoothOnly):
         f(a, a_2, b, b_2) = (a_2 - a^2) + (b_2 - b^2) + [\,\text{margin} + b - a\,]_+^2
 
     a and b are the mean scores of positives and negatives, a_2 and b_2 the means of their squares.
-    With `hinge`, classes that are further apart than the margin cost nothing: the margin loss of
-    AUC (AUCM), as a minimum instead of a min-max problem. Without it, f is the mean of
-    (margin + h_j - h_i)^2 over all pairs of a positive i and a negative j.
+    Classes that are further apart than the margin cost nothing: the margin loss of AUC (AUCM), as a
+    minimum instead of a min-max problem.
 
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization: a new surrogate loss and empirical
@@ -132,25 +131,20 @@ class ClassSeparation(_SmoothOnly):
     """
 
     margin: float = 1.0
-    hinge: bool = True
 
     dim = 4
 
     def __post_init__(self) -> None:
         _checks.positive("ClassSeparation", "margin", self.margin)
 
-    def _gap(self, positive: Tensor, negative: Tensor) -> Tensor:
-        gap = self.margin + negative - positive
-        return relu(gap) if self.hinge else gap
-
     def __call__(self, u: Tensor) -> Tensor:
         positive, positive_square, negative, negative_square = u.unbind(dim=-1)
         spread = positive_square - positive.square() + negative_square - negative.square()
-        return spread + self._gap(positive, negative).square()
+        return spread + relu(self.margin + negative - positive).square()
 
     def gradient(self, u: Tensor) -> Tensor:
         positive, _, negative, _ = u.unbind(dim=-1)
-        gap, one = self._gap(positive, negative), torch.ones_like(positive)
+        gap, one = relu(self.margin + negative - positive), torch.ones_like(positive)
         return torch.stack([-2 * (positive + gap), one, 2 * (gap - negative), one], dim=-1)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
-from .._state import CheckedState
 from .._watch import warn
 from ..inputs import ONLY, mean_loss, split
 from ..objective import Compositional
@@ -35,8 +33,8 @@ Values = tuple[Tensor, New]
 _CALLS, _SCORES = 25, 1000  # so many, all of them in [0, 1], are those of probabilities
 
 
-class ScoreRisk(CheckedState):
-    """Base of risks: your function returns scores; `objective` tracks inner values made from them.
+class ScoreRisk(Compositional):
+    """Base of risks: your function returns scores; what is tracked are inner values made from them.
 
     On several ranks these are the values of the global batch: scores are gathered, and every rank
     computes the same values from them.
@@ -46,38 +44,23 @@ class ScoreRisk(CheckedState):
     _empty: ClassVar[str] = ""  # the warning about a batch without pairs, after "A batch of `...`"
     _seen: list[Any] | None = None  # of the scores of the first calls; None: not watched
     _said_empty = False
-    previous = None  # no risk looks at w_{t-1}
 
     def __init__(self, model: nn.Module, optimizer: Any, terms: Any, process_group: Any) -> None:
-        super().__init__()
         # Where scores are gathered, every rank holds the values of the global batch already.
         group = None if self._gathers else process_group
-        self.objective = Compositional(model, optimizer, terms, process_group=group)
-        self.objective.method = type(self).__name__
-        self.optimizer, self._ranks = optimizer, process_group
-
-    @property
-    def term(self) -> Any:
-        return self.objective.term
-
-    @property
-    def terms(self) -> Mapping[str, Any]:
-        return self.objective.terms
+        super().__init__(model, optimizer, terms, process_group=group)
+        self._ranks = process_group
 
     @property
     def learning(self) -> bool:
         """Whether a call now is part of the training."""
         return self.training and torch.is_grad_enabled()
 
-    def value(self) -> Tensor:
-        """The risk itself at the tracked values, over what was seen so far."""
-        return self.objective.value()
-
-    def close(self) -> None:
-        self.objective.close()
-
-    def detach_hooks(self) -> None:
-        self.objective.detach_hooks()
+    def entries(self, function: Any, index: Any = None) -> Any:
+        raise TypeError(
+            f"The inner values of `{type(self).__name__}` are made from scores: it starts from its "
+            "first batches, `fcco.xrisk.warm_start` trains the model before."
+        )
 
     def _read_index(self, index: Any, number: int) -> Ints:
         """The numbers of the samples of a call among all, checked; None means all in order."""
@@ -139,7 +122,7 @@ class ScoreRisk(CheckedState):
                 f"`index`, shape {shape}, but they have shape {tuple(scores.shape)}."
             )
         if ranks is not None:
-            scores = _GatherScores.apply(scores, *ranks)
+            scores = _of_all_ranks(scores, *ranks)
         # Of several labels those without a pair, or unknown, are in no value that is looked at.
         if len(shape) > 1 and self.learning:
             self._refuse(bool(scores.isnan().any()))
@@ -168,8 +151,8 @@ class ScoreRisk(CheckedState):
     def _tracked_loss(self, loss: Any, values: Any, index: Any, new: New) -> Tensor:
         """The loss of a batch from its inner values and their blocks, both by term."""
         found, blocks = (values[ONLY], index[ONLY]) if ONLY in values else (values, index)
-        result = self.objective(lambda: found if loss is None else (loss, found), blocks)
-        step = self.objective.open_step
+        result = super().forward(lambda: found if loss is None else (loss, found), blocks)
+        step = self.open_step
         if self.learning and step is not None:
             for table, numbers, rows in new:
                 table.propose(step, numbers, rows)
@@ -192,22 +175,16 @@ class ScoreRisk(CheckedState):
             )
 
 
-class _GatherScores(torch.autograd.Function):
+def _of_all_ranks(scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
     """The scores of all ranks, (B,) or (B, T); backward needs no communication."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
-        start = sum(sizes[: group.rank])
-        ctx.local, ctx.ranks = slice(start, start + len(scores)), group.size
-        rows = scores if scores.dim() > 1 else scores.unsqueeze(1)
-        return gather_rows(rows.contiguous(), group, sizes).reshape(-1, *scores.shape[1:])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        # All ranks compute the same loss from the same scores, and each adds the gradient of its
-        # own samples: the sum over ranks is wanted, and data-parallel training takes the mean.
-        return gradients[0][ctx.local] * ctx.ranks, None, None
+    rows = scores.detach() if scores.dim() > 1 else scores.detach().unsqueeze(1)
+    parts = list(gather_rows(rows, group, sizes).reshape(-1, *scores.shape[1:]).split(sizes))
+    # All ranks compute the same loss from the same scores, and each adds the gradient of its own
+    # samples: the sum over ranks is wanted, and data-parallel training takes the mean.
+    own = scores * group.size
+    own.detach().copy_(scores)  # backward looks at the factor only
+    parts[group.rank] = own
+    return torch.cat(parts)
 
 
 class RiskTerm(AbstractTerm):
@@ -242,15 +219,9 @@ def warm_start(
 ) -> list[float]:
     """Train with binary cross-entropy for some epochs; returns the mean loss of each.
 
-    Use it with ordinary shuffled batches and the learning rate of ordinary training; then build the
-    risk, often with an optimizer of its own and a smaller learning rate.
-
-    Args:
-        model: returns scores (logits), (B,), (B, 1) or (B, T).
-        optimizer: of the model.
-        loader: yields batches that begin with inputs and labels, `(x, y, ...)`; labels that are
-            NaN are left out.
-        epochs: passes over the loader.
+    The model returns logits, (B,), (B, 1) or (B, T); the loader yields ordinary shuffled batches
+    that begin with inputs and labels, `(x, y, ...)`, of which those that are NaN are left out. Then
+    build the risk, often with an optimizer of its own and a smaller learning rate.
     """
     _checks.integer("warm_start", "epochs", epochs, 1)
     device = next(model.parameters()).device

@@ -58,11 +58,6 @@ class BinaryRisk(ScoreRisk):
             differences, so that no pair outweighs all others; your scores are logits then.
         names: names of the labels.
         process_group: see `Compositional`.
-
-    Example:
-        >>> model, x, y = torch.nn.Linear(2, 1), torch.randn(8, 2), torch.arange(8) < 2
-        >>> risk = AveragePrecision(model, torch.optim.Adam(model.parameters()), y)
-        >>> risk(lambda: model(x), y, torch.arange(8)).backward()
     """
 
     _empty = (
@@ -134,7 +129,9 @@ class BinaryRisk(ScoreRisk):
         Scores of the positives come first.
         """
 
-    def forward(self, function: Callable[[], Any], labels: Any, index: Any = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, function: Callable[[], Any], labels: Any, index: Any = None
+    ) -> Tensor:
         """The loss of one batch.
 
         Args:
@@ -203,7 +200,7 @@ class BinaryRisk(ScoreRisk):
         return torch.stack(parts).sum()
 
     def value(self) -> Tensor:
-        """The risk itself at the tracked values, over the positives seen; a mean over labels."""
+        """The risk itself at the tracked values, over what was seen so far; a mean over labels."""
         return super().value() / len(self.labels)
 
     def _read_batch(self, labels: Any, index: Any, others: bool) -> tuple[Ints, NDArray[Any]]:
@@ -270,11 +267,8 @@ class AUC(BinaryRisk):
     a surrogate over all pairs is `PartialAUC(max_fpr=1)`.
 
     Args:
-        labels: see `BinaryRisk`.
         margin: m.
         gamma: weight of the new class means; `"auto"` weighs noise against lag.
-        names: see `BinaryRisk`.
-        process_group: see `Compositional`.
 
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
@@ -326,14 +320,12 @@ class AveragePrecision(BinaryRisk):
     moves what matters.
 
     Args:
-        labels: see `BinaryRisk`; several are mAP.
-        activation: see `BinaryRisk`; None compares logits.
         prevalence: the share of positives at which precision is taken, unless that of the training
             set is larger; 0 for the latter. Of very many negatives those far below a positive add
             up, because a surrogate is not quite 0 there; to count them less brings the gradient
             back to the top of the list.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
-        options: further ones of `BinaryRisk`.
+        options: further ones of `BinaryRisk`. Several labels are mAP.
 
     References:
         Q. Qi et al., Stochastic optimization of areas under precision-recall curves with provable
@@ -439,7 +431,6 @@ class MultiInstanceAUC(ScoreRisk):
         margin: m.
         gamma: weight of the new mean of a bag.
         gamma_classes: weight of the new class means; `"auto"` weighs noise against lag.
-        process_group: see `Compositional`.
 
     References:
         D. Zhu et al., Provable multi-instance deep AUC maximization with stochastic pooling, 2023
@@ -473,7 +464,9 @@ class MultiInstanceAUC(ScoreRisk):
         term = BagTerm(bags, means, table, temperature, margin)
         super().__init__(model, optimizer, term, process_group)
 
-    def forward(self, function: Callable[[], Any], bag: Any) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, function: Callable[[], Any], bag: Any
+    ) -> Tensor:
         """The loss of one batch of instances.
 
         Args:
@@ -482,4 +475,4 @@ class MultiInstanceAUC(ScoreRisk):
         """
         loss, scores = self._scores(function)
         values = scores / self.temperature
-        return self.objective(lambda: values if loss is None else (loss, values), bag)
+        return super().forward(lambda: values if loss is None else (loss, values), bag)

@@ -31,11 +31,6 @@ def _squared_hinge(z: Tensor, by: float) -> ValueAndSlope:
     return excess * excess, excess * (2 * by)
 
 
-def _hinge(z: Tensor, by: float) -> ValueAndSlope:
-    excess = (z + 1).relu_()
-    return excess, (excess > 0).to(excess) * by
-
-
 def _logistic(z: Tensor, by: float) -> ValueAndSlope:
     return softplus(z) / math.log(2), z.sigmoid() * (by / math.log(2))
 
@@ -43,7 +38,6 @@ def _logistic(z: Tensor, by: float) -> ValueAndSlope:
 SURROGATES: dict[str, Callable[[Tensor, float], ValueAndSlope]] = {
     "squared_hinge": _squared_hinge,
     "logistic": _logistic,
-    "hinge": _hinge,
 }
 
 
@@ -56,9 +50,8 @@ class PairLoss:
     |---|---|
     | `"squared_hinge"` | [1 + z]_+^2 |
     | `"logistic"` | log2(1 + exp(z)) |
-    | `"hinge"` | [1 + z]_+, with derivative 0 at the kink |
 
-    None falls, and all are 1 at d = 0. Called with differences, it returns l(d) and l'(d).
+    Neither falls, and both are 1 at d = 0. Called with differences, it returns l(d) and l'(d).
     """
 
     surrogate: str = "squared_hinge"

@@ -70,7 +70,6 @@ class PartialAUC(BinaryRisk):
     Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
 
     Args:
-        labels: see `BinaryRisk`.
         max_fpr: the largest false positive rate that counts; 1 is AUC, the mean over all pairs.
         options: further ones of `BinaryRisk`.
 
@@ -152,7 +151,6 @@ class TwoWayPartialAUC(PartialAUC):
     are off, with the exact s (`fcco.terms.CVaRTerm`). Train with cross-entropy first.
 
     Args:
-        labels: see `BinaryRisk`.
         min_tpr: the smallest true positive rate that counts; 0 is one-way partial AUC.
         smoothing: how far the kink of CVaR is rounded, see `CVaRTerm`.
         gamma: weight of the new g_i; `"auto"` weighs noise against lag.

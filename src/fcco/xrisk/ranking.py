@@ -154,7 +154,9 @@ class RankingRisk(ScoreRisk):
             block: number of each among the relevant items, (P,).
         """
 
-    def forward(self, function: Callable[[], Any], index: Any = None) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, function: Callable[[], Any], index: Any = None
+    ) -> Tensor:
         """The loss of one batch.
 
         Args:
@@ -201,12 +203,10 @@ class NDCG(RankingRisk):
     when the batch holds the list.
 
     Args:
-        relevance: see `RankingRisk`, also for `query`.
         k: None for the whole list, or the length of the top.
         surrogate: l, a name of the table of `PairLoss`.
         margin: of the surrogate.
         gamma: weight of the new ranks; `"auto"` weighs noise against lag.
-        options: `process_group`, see `Compositional`.
 
     References:
         Z.-H. Qiu et al., Large-scale stochastic optimization of NDCG surrogates for deep learning

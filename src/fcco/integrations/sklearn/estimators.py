@@ -274,23 +274,16 @@ class ConstrainedClassifier(GroupClassifier):
         \min_w\; \mathbb E\,\ell(w; x, y) \qquad\text{subject to}\qquad
         r_a(w) - r_b(w) \le \text{tolerance} \quad\text{for all groups } a, b,
 
-    by `fcco.constrained`, where r_a is
-
-    | `constraint` | r_a |
-    |---|---|
-    | `"demographic_parity"` | share of group a that is predicted positive |
-    | `"tpr"` | the same among its positives, the true-positive rate |
-    | `"fpr"` | the same among its negatives, the false-positive rate |
-    | `"equalized_odds"` | both rates, each with the tolerance |
-    | `"group_loss"` | mean cross-entropy of group a, with that of all samples as r_b |
-
-    Positive is the second of the two `classes_`; `"group_loss"` is for any number of classes.
-    Rates count predictions (`fcco.Measured`): the constraint is on what `predict` returns.
-    So that they hold on new data too, training aims at the tolerance minus one standard error of
-    the rates, but at least a quarter of it.
+    by `fcco.constrained`. Positive is the second of the two `classes_`. Rates count predictions
+    (`fcco.Measured`): the constraint is on what `predict` returns. So that they hold on new data
+    too, training aims at the tolerance minus one standard error of the rates, but at least a
+    quarter of it.
 
     Args:
-        constraint: see above.
+        constraint: what r_a is: the share of group a that is predicted positive,
+            `"demographic_parity"`; that among its positives, `"tpr"`, or negatives, `"fpr"`; both,
+            `"equalized_odds"`; or its mean cross-entropy, with that of all samples as r_b and for
+            any number of classes, `"group_loss"`.
         tolerance: the largest difference.
         estimator: a network, or a function of the numbers of features and outputs that makes one.
             It gets scaled features and returns a logit, or one for each of more than two classes.
@@ -345,18 +338,6 @@ class WorstGroupClassifier(GroupClassifier):
 
     The others as in `ConstrainedClassifier`; `"auto"` always stands for what it does there with an
     `estimator` of yours.
-
-    Example:
-        >>> import numpy as np
-        >>> from fcco.integrations.sklearn import WorstGroupClassifier
-        >>> random = np.random.default_rng(0)
-        >>> X, rare = random.normal(size=(2000, 3)), random.random(2000) < 0.1
-        >>> y = np.where(rare, X[:, 0] - X[:, 1] > 0, X[:, 0] + X[:, 1] > 0)
-        >>> model = WorstGroupClassifier(worst=0.5, random_state=0)
-        >>> model = model.fit(X, y, sensitive_features=rare)
-        >>> worse = max(group.loss for group in model.report_.training.groups)
-        >>> worse < 0.8
-        True
     """
 
     worst: float = 0.15
@@ -376,16 +357,6 @@ class AveragePrecisionClassifier(TorchClassifier):
     that was best for the accuracy, on the validation part if there is one.
 
     The settings are those of `WorstGroupClassifier` that are not about groups.
-
-    Example:
-        >>> import numpy as np
-        >>> from fcco.integrations.sklearn import AveragePrecisionClassifier
-        >>> random = np.random.default_rng(0)
-        >>> X = random.normal(size=(2000, 3))
-        >>> y = X[:, 0] * X[:, 1] > 1.5
-        >>> model = AveragePrecisionClassifier(random_state=0).fit(X, y)
-        >>> model.report_.training.value > 0.8
-        True
     """
 
     def fit(self, X: Any, y: Any) -> Any:
