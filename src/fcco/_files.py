@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from .previous.swap import any_sharded
+from .previous import any_sharded
 
 __all__ = ["TEMPORARY", "DamagedFile", "atomic", "read_values", "state_checksum", "write_values"]
 

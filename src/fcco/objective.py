@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from ._state import CheckedState, pack, unpack
-from ._watch import MIN_WAIT, NO_GRADIENT, WINDOW, Loop, Losses, sequence_number
+from ._watch import MIN_WAIT, NO_GRADIENT, WINDOW, FirstCalls, Loop, Losses, sequence_number
 from .inputs import ONLY, Index, mean_loss, parse, split, term_name
 from .optim import MethodOptimizer
 from .previous import PreviousParameters, unwrap
@@ -50,32 +50,21 @@ class _Step:
     made: bool = False
 
 
-_FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
+class _Fixed(dict[str, Any]):
+    """The modules of an objective, and those of its `terms`: none is replaced, added or removed.
 
-
-class _Terms(nn.ModuleDict):
-    """The terms, by any name: nn.ModuleDict refuses those of its methods."""
-
-    def __init__(self, terms: Mapping[str, AbstractTerm]) -> None:
-        super().__init__()
-        self._modules.update(terms)
+    nn.Module would take any as `term`, beside the property, and the objective go on with its own.
+    """
 
     def _refuse(self, *_: Any) -> Any:
-        raise AttributeError(_FIXED)
+        raise AttributeError(
+            "The terms of an objective cannot be replaced: it would go on with those it has."
+        )
 
-    __setitem__ = __delitem__ = clear = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = clear = _refuse
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._refuse() if isinstance(value, nn.Module) else super().__setattr__(name, value)
-
-
-class _Children(dict[str, Any]):
-    """The modules of an objective: nn.Module would take any as `term`, beside the property."""
-
-    def __setitem__(self, name: str, module: Any) -> None:
-        if name == "term" or (name == "terms" and name in self):
-            raise AttributeError(_FIXED)
-        super().__setitem__(name, module)
+    def __reduce__(self) -> Any:
+        return _Fixed, (dict(self),)
 
 
 class Compositional(CheckedState):
@@ -131,8 +120,8 @@ class Compositional(CheckedState):
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
         several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
         self._optimizers = tuple(unwrap(each) for each in several)
-        self._modules = _Children()
-        self.terms: Any = _Terms(named)
+        self.terms: Any = nn.ModuleDict()
+        self.terms._modules = _Fixed(named)  # by any name: `update` refuses those of its methods
         self._terms, self._single = named, set(named) == {ONLY}
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
@@ -151,9 +140,10 @@ class Compositional(CheckedState):
         self._forgetful = [t for t in named.values() if type(t).forget is not AbstractTerm.forget]
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._step, self._busy, self._handles = _Step(), threading.Lock(), list[Any]()
-        self._loop = Loop(model, self._optimizers, named)
+        self._loop = Loop(model, self._optimizers, FirstCalls(named, self._optimizers))
         self._loop.check_optimizers(type(self).__name__, swaps=self.previous is not None)
         self._listen()
+        self._modules = _Fixed(self._modules)
 
     def _listen(self) -> None:
         """Listen to the steps of the optimizers."""
@@ -671,6 +661,7 @@ class Compositional(CheckedState):
         listens = state.pop("_listens")
         super().__setstate__(state)
         self._busy, self._handles = threading.Lock(), []
-        self._loop = Loop(self.model, self._optimizers, self._terms, copied=True)
+        first = FirstCalls(self._terms, self._optimizers, copied=True)
+        self._loop = Loop(self.model, self._optimizers, first)
         if listens:
             self._listen()
