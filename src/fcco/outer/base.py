@@ -30,8 +30,7 @@ class AbstractOuter(abc.ABC):
     r"""An outer function f: R^{d1} -> R.
 
     A subclass needs a value (`__call__`). Without its own `gradient` it is differentiated by
-    autograd; without its own `prox` a scalar function uses `numeric_prox`. The declared facts
-    decide which methods accept it:
+    autograd; without its own `prox` a scalar function uses `numeric_prox`.
 
     Attributes:
         dim: d1; 1 acts elementwise, None accepts any length of the last axis.
@@ -223,15 +222,12 @@ def numeric_prox(outer: AbstractOuter, u: Tensor, step: float | Tensor) -> Tenso
     right to about 1e-8: comparing values resolves a minimum to the root of the precision.
     """
     if outer.dim != 1:
-        raise ValueError(
-            f"`numeric_prox(outer=...)` must be scalar (dim=1) but is: {outer!r}; "
-            "a vector function must define its own `prox`."
-        )
+        raise ValueError(f"{outer!r} is a function of a vector: it must define its own `prox`.")
     rho = outer.weak_convexity
     if isinstance(rho, (int, float)) and math.isinf(rho):
         raise ValueError(
             f"{outer!r} has no known prox: declare `convex = True`, or `weak_convexity = rho` "
-            "where f + rho/2 u^2 is convex, so that a numeric search is sure to find it."
+            "where f + rho/2 u^2 is convex."
         )
     check_step(outer, step)
     centre = _widen(u.detach())
