@@ -104,18 +104,15 @@ def warn(message: str) -> None:
 class Losses:
     """What became of the losses of the calls since the last step.
 
-    A hook costs as much as ten operations: where steps have one call, there is none. The first
-    time that a step has a second, it looks whether there are gradients since (`trained`). Of the
-    losses watched, some are used (differentiated) and some dropped without. `cleared`: when loss
-    number `MIN_WAIT` was differentiated, the gradients of those before were gone.
+    A hook costs as much as ten operations: where steps have one call, there is none.
     """
 
     made: int = 0
     watched: int = 0
-    used: int = 0
-    dropped: int = 0
-    trained: bool = False
-    cleared: bool = False
+    used: int = 0  # of those watched: differentiated
+    dropped: int = 0  # freed without
+    trained: bool = False  # there were gradients at the first second call of a step
+    cleared: bool = False  # at loss `MIN_WAIT` the gradients of those before were gone
 
 
 @dataclass(slots=True, eq=False)
@@ -148,39 +145,22 @@ def _without_gradient(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """The user's training loop, as an objective sees it; what looks wrong is said once.
-
-    Attributes:
-        first: what is noted of the first calls, or None.
-        calls: calls since the last step of an optimizer.
-        moves: how often the parameters have changed in that time.
-        unused: losses that were never differentiated.
-        several: a step had several calls; from then on the losses of all are watched.
-        from_eval: the loss of a call in `eval()` mode was differentiated.
-        listening: the objective is told of steps.
-        losses: those of the open step.
-        said: the faults that were said.
-    """
+    """The user's training loop, as an objective sees it; what looks wrong is said once."""
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
-    first: FirstCalls | None
-    calls: int = 0
-    moves: int = 0
-    unused: int = 0
-    several: bool = False
-    from_eval: bool = False
-    listening: bool = False
-    losses: Losses = field(default_factory=Losses)
+    first: FirstCalls | None  # None once all was seen
+    calls: int = 0  # since the last step of an optimizer
+    moves: int = 0  # how often the parameters have changed in that time
+    unused: int = 0  # losses that were never differentiated
+    several: bool = False  # a step had several calls: from then on the losses of all are watched
+    from_eval: bool = False  # the loss of a call in `eval()` mode was differentiated
+    listening: bool = False  # the objective is told of steps
+    losses: Losses = field(default_factory=Losses)  # of the open step
     said: set[str] = field(default_factory=set)
 
     def check_optimizers(self, call: str, swaps: bool) -> None:
-        """Refuse optimizers that hold no parameter of the model.
-
-        Args:
-            call: the name of the objective's class.
-            swaps: whether the model is evaluated at w_{t-1}, which needs its own parameters.
-        """
+        """Refuse optimizers that hold no parameter of the model, if it is evaluated at w_{t-1}."""
         own = list(self.model.parameters())
         if not own or not _held(self.optimizers).isdisjoint(own):
             return
@@ -287,27 +267,18 @@ def _uses(results: Iterable[Tensor]) -> list[tuple[Any, Tensor]]:
 
 @dataclass(slots=True, eq=False)
 class FirstCalls:
-    """What is noted of the first calls of an objective, and looked at now and then.
-
-    Attributes:
-        copied: the first function of a copy is still to be checked.
-        evaluations: evaluations at w_{t-1} after which the function is still to be checked.
-        noted: per call, by term: the blocks of its values, and whether those that carry the
-            gradient have one (or the loss beside them has none either).
-        visits: how often groups came, by term, where that is counted.
-        moving: terms whose values had a gradient.
-        overlapping: samples came with several groups.
-        looks: how often the notes were looked at.
-    """
+    """What is noted of the first calls of an objective, and looked at now and then."""
 
     terms: Mapping[str, AbstractTerm]
     optimizers: Sequence[torch.optim.Optimizer]
-    copied: bool = False
-    evaluations: int = 3
+    copied: bool = False  # the first function of a copy is still to be checked
+    evaluations: int = 3  # at w_{t-1}, after which the function is still to be checked
+    # Per call, by term: the blocks of its values, and whether those that carry the gradient have
+    # one (or the loss beside them has none either).
     noted: list[dict[str, tuple[Blocks, bool]]] = field(default_factory=list)
-    visits: dict[str, Counter[int]] = field(default_factory=dict)
-    moving: set[str] = field(default_factory=set)
-    overlapping: bool = False
+    visits: dict[str, Counter[int]] = field(default_factory=dict)  # by term, where they are counted
+    moving: set[str] = field(default_factory=set)  # terms whose values had a gradient
+    overlapping: bool = False  # samples came with several groups
     looks: int = 0
 
     def check_function(
@@ -335,11 +306,7 @@ class FirstCalls:
             warn(FAULTS["outside"])
 
     def look(self, one_rank: bool) -> bool:
-        """Judge what was noted so far; return whether to go on.
-
-        Args:
-            one_rank: whether the batches are those of all ranks.
-        """
+        """Judge what was noted so far; return whether to go on."""
         calls, self.noted = self.noted, []
         if self.looks == 0:
             self.visits = {n: Counter() for n, term in self.terms.items() if _is_of_groups(term)}

@@ -37,16 +37,14 @@ class ReferenceLosses(KeepsPrecision):
         \qquad k = 1,\dots,m
 
     says that no protected class, task or domain k may get worse. Return per-sample differences as
-    values of the constraints, with k as index: on the same samples much of the noise of a batch
-    cancels. The losses are measured in evaluation mode: train without dropout, or the constraint
-    counts its effect as forgetting.
+    values of the constraints, with k as index: on the same samples much noise cancels. The losses
+    are measured in evaluation mode: with dropout in training, its effect counts as forgetting.
 
     Args:
         losses: one finite number per sample, shape (N,).
 
     References:
-        G. Li et al., Model developmental safety: a safety-centric method and applications in
-        vision-language models, 2024 (arXiv:2410.03955).
+        G. Li et al., Model developmental safety, 2024 (arXiv:2410.03955).
     """
 
     value: Tensor
@@ -90,13 +88,12 @@ class ReferenceLosses(KeepsPrecision):
         Args:
             model: the model before fine-tuning.
             batches: a generator function that yields row numbers and their losses, both of shape
-                (R,), with each row 0, ..., N - 1 once. It is called in evaluation mode, and not at
-                all if a file holds the losses.
+                (R,), with each row 0, ..., N - 1 once.
             size: N.
             data: for `cache`: names all that changes a loss and is not in the model, i.e. the data,
                 the preprocessing and the loss function. A checksum of the data is best.
-            cache: a folder for the file, whose name depends on the model's parameters and buffers,
-                on `data` and on N. If it is damaged, the losses are measured again, with a warning.
+            cache: a folder for the file, whose name depends on the model's state, on `data` and on
+                N. If it is damaged, the losses are measured again, with a warning.
         """
         call = "ReferenceLosses.measure"
         _checks.integer(call, "size", size, 1)
@@ -107,11 +104,9 @@ class ReferenceLosses(KeepsPrecision):
             )
         if cache is not None and not data:
             raise ValueError(
-                f"`{call}(data=...)` is needed with a cache: losses of other data or of another "
-                "loss function would be read from the same file."
+                f"`{call}(data=...)` is needed with a cache: losses of other data would be read "
+                "from the same file."
             )
-        if cache is not None and Path(cache).expanduser().is_file():
-            raise ValueError(f"`{call}(cache=...)` must be a folder, but {cache} is a file.")
         group = find_group()
         first_rank = group is None or group.rank == 0
         tensors = chain(model.parameters(), model.buffers())
@@ -163,7 +158,7 @@ def _in_order(table: Tensor, size: int, group: Group | None) -> Tensor:
     for problem, wrong in (("occur more than once", times > 1), ("are missing", times == 0)):
         if wrong.any():
             hint = (
-                " Ranks must share the rows (a DistributedSampler repeats some) or each have all."
+                " Ranks must share the rows (a DistributedSampler repeats some), or each has all."
             )
             raise ValueError(
                 f"{call} must yield every row 0, ..., {size - 1} once, but {int(wrong.sum())} "
@@ -180,7 +175,7 @@ def _check_finite(losses: Tensor) -> None:
     if bad:
         raise ValueError(
             f"`ReferenceLosses`: the loss of row {bad[0]} is {losses[bad[0]].item()} (rows that "
-            f"are not finite: {len(bad)}), so a constraint on it has no meaning."
+            f"are not finite: {len(bad)})."
         )
 
 
@@ -230,9 +225,8 @@ class TaskHeads(nn.Module):
         B_k \in \mathbb R^{r\times\text{out}}, \qquad
         (A_k)_{ij} \sim \mathcal N(0, 1/\text{in}),\; B_k = 0 \text{ at the start}
 
-    At the start every head equals the layer. A_k and B_k enter the constraint h_k of task k and no
-    other constraint, so they add a diagonal matrix to the Gram matrix of the constraints'
-    gradients,
+    At the start every head equals the layer. A_k and B_k enter the constraint h_k alone, so they
+    add a diagonal matrix to the Gram matrix of the constraints' gradients,
 
     .. math::
         \Delta_{kk} = \|\partial h_k/\partial A_k\|^2 + \|\partial h_k/\partial B_k\|^2
@@ -247,8 +241,7 @@ class TaskHeads(nn.Module):
         rank: r.
 
     References:
-        G. Li et al., Model developmental safety: a safety-centric method and applications in
-        vision-language models, 2024 (on the text projection, r = 16).
+        G. Li et al., Model developmental safety, 2024 (on the text projection, r = 16).
     """
 
     def __init__(self, linear: nn.Linear, tasks: int, rank: int = 16) -> None:

@@ -31,23 +31,15 @@ Function = Callable[[], Any]
 
 @dataclasses.dataclass(slots=True)
 class _Step:
-    """What changes with each call: a plain object, since nn.Module is slow to set attributes of.
+    """What changes with each call: a plain object, since nn.Module is slow to set attributes of."""
 
-    Attributes:
-        number: of calls so far, to notice ranks out of step.
-        open: what the next step of an optimizer makes final.
-        closing: it is being written.
-        version: of the parameters, and the number of snapshots, at the last call since a step.
-        running: an optimizer is inside its step (it runs a closure).
-        made: it has made one.
-    """
-
-    number: int = 0
-    open: OpenStep | None = None
-    closing: bool = False
+    number: int = 0  # of calls so far, to notice ranks out of step
+    open: OpenStep | None = None  # what the next step of an optimizer makes final
+    closing: bool = False  # it is being written
+    # Of the parameters, and the number of snapshots, at the last call since a step.
     version: tuple[int, int] | None = None
-    running: bool = False
-    made: bool = False
+    running: bool = False  # an optimizer is inside its step (it runs a closure)
+    made: bool = False  # it has made one
 
 
 class _Fixed(dict[str, Any]):
@@ -89,17 +81,15 @@ class Compositional(CheckedState):
         process_group: ranks to pool over: `"auto"` (the default group when `torch.distributed` is
             initialised), None, or a group. The result then equals one process on the global batch
             under DDP and FSDP2, which average gradients over ranks.
-        offload: keep the copy of w_{t-1} that a correction needs in the host's memory instead of
-            on the GPU: the same values, one copy of the parameters less at the peak, two transfers
-            a step (see `PreviousParameters`).
+        offload: of the copy of w_{t-1} that a correction needs, see `PreviousParameters`.
 
     The function returns one of
 
     * `values`: the inner values, shape (E,) or (E, d1), or a `Measured` pair;
     * `{term: values}` with several terms (a term that is missing is left alone);
-    * `(loss, values)`, with an ordinary loss g0: a scalar, or a vector of per-sample losses, which
-      is averaged over the global batch. Under DDP a scalar is averaged over ranks with equal
-      weight, so give the vector when ranks hold batches of different size.
+    * `(loss, values)`, with an ordinary loss g0: a scalar, or per-sample losses, which are averaged
+      over the global batch. Under DDP scalars count equally: where ranks hold batches of different
+      size, give the vector.
     """
 
     method: str = ""
@@ -189,11 +179,8 @@ class Compositional(CheckedState):
 
         Args:
             function: runs the model; see the class for what it returns.
-            index: block of each entry; repeated ids are samples of one block. Where samples are in
-                several blocks or in none: a boolean matrix with a row per sample and a column per
-                block, or a list of lists of ids; a value then counts in each block of its sample.
-                None means that the entries are all n blocks in order. A dict by term with several
-                terms.
+            index: block of each entry (see `Index`); repeated ids are samples of one block, and a
+                value counts in each block of its sample. None: the entries are all n blocks.
             gradient: a second function for an independent batch of the same blocks: it carries
                 the gradient (and g0) while `function` gives the values (Alg. 2, line 5).
             gradient_index: its index, when that differs.
@@ -306,16 +293,11 @@ class Compositional(CheckedState):
     def _find_blocks(self, index: Index) -> dict[str, Blocks | None]:
         """The blocks of each term, checked; those of values by name are known only afterwards."""
         given = index if isinstance(index, Mapping) else dict.fromkeys(self._terms, index)
-        if index is not None and not self._single and not isinstance(index, Mapping):
+        without_terms = index is not None and index is not given and not self._single
+        if without_terms or not given.keys() <= self._terms.keys():
+            found = "is none" if without_terms else f"its keys are: {', '.join(map(str, given))}"
             raise ValueError(
-                "`index` must be a dict with keys among "
-                f"{', '.join(f'`{name}`' for name in self._terms)}, because each of these terms "
-                "has its own blocks."
-            )
-        if not given.keys() <= self._terms.keys():
-            raise ValueError(
-                f"`index` is given for {', '.join(map(str, given))} but the terms are: "
-                f"{', '.join(self._terms)}."
+                f"`index` must be a dict by term, of {', '.join(self._terms)}, but {found}."
             )
         result: dict[str, Blocks | None] = {}
         for name, term in self._terms.items():
@@ -341,12 +323,8 @@ class Compositional(CheckedState):
     ) -> tuple[Any, dict[str, Entries]]:
         """Call the user's function: the loss g0 or None, and the values by term.
 
-        Args:
-            function: the function.
-            blocks: of each term, as far as they are known.
-            past: what the function returned at w_{t-1}, or None.
-            gradient: the same of an independent batch that carries the gradient, or None.
-            gradient_blocks: its blocks, None when they are the same.
+        `blocks` are those of each term, as far as they are known; `past` is what the function
+        returned at w_{t-1}.
         """
         if gradient is None:
             loss, values, others = None, function(), None
@@ -584,9 +562,8 @@ class Compositional(CheckedState):
     def warm_up(self, batches: Iterable[tuple[Function, Index]]) -> None:
         """Start every tracker from a pass over the data (Alg. 1, lines 2-3).
 
-        Args:
-            batches: pairs of a function and an index, as for a call. The values of each block are
-                averaged over all of them. Without a warm-up, a block starts at its first visit.
+        `batches` are pairs of a function and an index; the values of each block are averaged over
+        all of them. Without a warm-up, a block starts at its first visit.
         """
         pooled = self.pool(batches)
         for name, batch in pooled.items():  # all are checked before one is written
