@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +57,7 @@ class PreviousParameters(CheckedState):
             them to step since the last evaluation found it. A skipped step (GradScaler) copies
             nothing.
         offload: keep w_{t-1} in the host's memory (pinned, for CUDA) instead of on the GPU, which
-            then holds it during an evaluation only. The values are the same; a step sends the
-            parameters over the bus twice. CUDA graphs are recorded anew.
+            then holds it during an evaluation only: the same values, two transfers a step.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizers, *, offload: bool = False) -> None:
@@ -66,9 +66,8 @@ class PreviousParameters(CheckedState):
         self.optimizers, self.offload = tuple(unwrap(each) for each in several), offload
         if any(hasattr(p, "_fsdp_flattened") for p in self._parameters_in_order()):
             raise TypeError(
-                "`PreviousParameters` cannot put other values into a model wrapped by "
-                "FullyShardedDataParallel (FSDP 1). Use `torch.distributed.fsdp.fully_shard` "
-                "(FSDP2), or a tracker without correction."
+                "The values of a model wrapped by FullyShardedDataParallel (FSDP 1) cannot be "
+                "exchanged. Use `fully_shard` (FSDP2), or a tracker without correction."
             )
         # A tuple hides the model from the module registry: it has its own state_dict.
         self._model = (model,)
@@ -247,18 +246,6 @@ def after_closure(
     return args, {**kwargs, "closure": then_act}
 
 
-class _Undo(NamedTuple):
-    """What was changed, and what stood there before."""
-
-    random: Tensor
-    device_random: dict[torch.device, Tensor]
-    buffers: list[tuple[dict[str, Any], dict[str, Any]]]
-    ddp_flags: list[tuple[Any, bool]]
-    parameters: list[Tensor]
-    values: list[Tensor]
-    sharded: bool
-
-
 class ParameterSwap:
     """Evaluate a model at other parameter values and restore everything afterwards.
 
@@ -272,34 +259,46 @@ class ParameterSwap:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = (model,)
-        self._undo: _Undo | None = None
-        # Copies of buffers by the buffer's id, kept between uses: a network with batch norm has
-        # hundreds, and one kernel fills them all. A buffer that two modules share has one copy.
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._undo: list[Callable[[], Any]] = []  # each may be called again
+        # Kept between uses: a network with batch norm has hundreds, and one kernel fills them all.
+        self._copies: dict[Tensor, Tensor] = {}
 
     @contextmanager
     def at(self, values: Mapping[Tensor, Tensor]) -> Iterator[None]:
-        if self._undo is not None:
+        if self._undo:
             self.restore()
         (model,) = self._model
-        parameters = list(values)
-        sharded = any_sharded(parameters)
+        parameters, modules, sharded = list(values), _modules(model), any_sharded(values)
         if sharded:
             reshard(model)
+        # All memory is taken before anything changes: running out of it leaves no trace.
         current = [local_part(p).clone() if sharded else p.data for p in parameters]
         devices = {p.device for p in values or model.parameters() if p.device.type != "cpu"}
-        random = {d: torch.get_device_module(d).get_rng_state(d) for d in devices}
-        # All memory is taken before anything changes: running out of it leaves no trace.
-        buffers, copies, flags = self._scratch_buffers(model)
-        originals = [(owned, dict(owned)) for owned in buffers]  # the same tensors, not copies
-        self._undo = _Undo(
-            torch.get_rng_state(), random, originals, flags, parameters, current, sharded
-        )
+        # A tracker inside the model is large, and no forward pass changes it. A module without
+        # buffers may get one in the pass, which has to go again.
+        owners = [m._buffers for m in modules if not isinstance(m, KeepsPrecision)]
+        buffers = {b for owned in owners for b in owned.values() if b is not None}
+        known = self._copies
+        copies = {b: known[b] if b in known else torch.empty_like(b) for b in buffers}
+        copy_all(list(copies.values()), list(copies))
+        self._undo = [
+            *([partial(reshard, model)] if sharded else []),
+            partial(_put, parameters, current, sharded),
+            torch.clear_autocast_cache,  # nor may casts made there be used afterwards
+            partial(_refill, [(owned, dict(owned)) for owned in owners]),
+            partial(torch.set_rng_state, torch.get_rng_state()),
+        ]
+        for device in devices:
+            random = torch.get_device_module(device)
+            self._undo.append(partial(random.set_rng_state, random.get_rng_state(device), device))
+        for ddp in modules:
+            # After a pass without gradient, DDP would not send rank 0's buffers in the next.
+            if isinstance(ddp, nn.parallel.DistributedDataParallel):
+                flag = "require_forward_param_sync"
+                self._undo.append(partial(setattr, ddp, flag, ddp.require_forward_param_sync))
         try:
-            for owned in buffers:
-                for name, buffer in owned.items():
-                    if buffer is not None:
-                        owned[name] = copies[id(buffer)][1]
+            for owned in owners:
+                owned.update({name: copies[b] for name, b in owned.items() if b is not None})
             self._copies = copies
             _put(parameters, list(values.values()), sharded)
             torch.clear_autocast_cache()  # casts of the current weights must not be used here
@@ -309,51 +308,18 @@ class ParameterSwap:
 
     def restore(self) -> None:
         """Restore everything: when `at` ends, and by the next use if that was interrupted."""
-        if self._undo is not None:
+        if self._undo:
             with Uninterrupted():
-                self._put_back(self._undo)
+                for undo in self._undo:
+                    undo()
+                self._undo = []
 
-    def _put_back(self, undo: _Undo) -> None:
-        (model,) = self._model
-        if undo.sharded:
-            reshard(model)
-        _put(undo.parameters, undo.values, undo.sharded)
-        torch.clear_autocast_cache()  # nor casts made there afterwards
-        for owned, originals in undo.buffers:  # also those that the function added or filled
-            if owned or originals:
-                owned.clear()
-                owned.update(originals)
-        for ddp, needed in undo.ddp_flags:
-            ddp.require_forward_param_sync = needed
-        torch.set_rng_state(undo.random)
-        for device, state in undo.device_random.items():
-            torch.get_device_module(device).set_rng_state(state, device)
-        self._undo = None
 
-    def _scratch_buffers(
-        self, model: nn.Module
-    ) -> tuple[list[dict[str, Any]], dict[int, tuple[Tensor, Tensor]], list[tuple[Any, bool]]]:
-        """Filled copies of all buffers that a forward pass may change (BatchNorm statistics)."""
-        owners: list[dict[str, Any]] = []
-        copies: dict[int, tuple[Tensor, Tensor]] = {}
-        flags: list[tuple[Any, bool]] = []
-        for module in _modules(model):
-            if "require_forward_param_sync" in module.__dict__:
-                # DDP: after a pass without gradient, the next would not send rank 0's buffers.
-                flags.append((module, module.__dict__["require_forward_param_sync"]))
-            if isinstance(module, KeepsPrecision):
-                continue  # a tracker inside the model: large, and no forward pass changes it
-            # A module without buffers may get one in the pass, which has to go again.
-            owners.append(module._buffers)
-            for buffer in module._buffers.values():
-                if buffer is not None:
-                    pair = copies.get(id(buffer)) or self._copies.get(id(buffer))
-                    if pair is None or pair[0] is not buffer:
-                        pair = (buffer, torch.empty_like(buffer))
-                    copies[id(buffer)] = pair
-        if copies:
-            copy_all([copy for _, copy in copies.values()], [own for own, _ in copies.values()])
-        return owners, copies, flags
+def _refill(buffers: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    for owned, originals in buffers:  # also those that the function added or filled
+        if owned or originals:
+            owned.clear()
+            owned.update(originals)
 
 
 @contextmanager
@@ -406,12 +372,12 @@ def without_reduction(model: nn.Module) -> Iterator[None]:
     """Hide a backward pass from DDP, so that its gradients stay those of this rank."""
     with ExitStack() as stack:
         for module in _modules(model):
-            if "require_backward_grad_sync" in module.__dict__:
-                stack.enter_context(module.no_sync())  # type: ignore[operator]
-                # With a static graph DDP would take this pass for the first one.
-                begun = module.__dict__.get("_static_graph_delay_allreduce_enqueued")
-                stack.callback(setattr, module, "_static_graph_delay_allreduce_enqueued", begun)
-                module._static_graph_delay_allreduce_enqueued = True  # type: ignore[assignment]
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                stack.enter_context(module.no_sync())
+                if module.static_graph:  # DDP would take this pass for the first one
+                    begun = module._static_graph_delay_allreduce_enqueued
+                    stack.callback(setattr, module, "_static_graph_delay_allreduce_enqueued", begun)
+                    module._static_graph_delay_allreduce_enqueued = True
         yield
 
 
