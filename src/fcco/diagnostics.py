@@ -313,12 +313,10 @@ def expected_tracking_error(
         value_noise: sigma_0, the same at both points of the correction.
     """
     call = "expected_tracking_error"
-    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
+    infinite = correction is None and blocks < num_inner  # the theory's correction at gamma = 1
+    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True, open_high=infinite)
     _checks.in_interval(call, "blocks", blocks, 1, num_inner)
     if correction is None:
-        if blocks < num_inner:
-            reason = "the correction of the theory is infinite there unless all blocks are sampled"
-            _checks.below(call, "gamma", gamma, 1, "its limit", reason)
         correction = float(theory_correction(gamma, num_inner, blocks))
     excess = correction - (1 - gamma)  # a of the law
     share = blocks / num_inner

@@ -147,15 +147,13 @@ class MoreauEnvelope(AbstractOuter):
         f_\lambda(u) = \min_v f(v) + \tfrac{1}{2\lambda}\|u - v\|^2, \qquad
         \nabla f_\lambda(u) = \tfrac{1}{\lambda}(u - \mathrm{prox}_{\lambda f}(u)).
 
-    Both are exact; autograd gives the same gradient (first derivatives only). For convex f the
-    envelope equals Nesterov smoothing, and f_lambda <= f <= f_lambda + lambda C_f^2 / 2. It is
-    convex, monotone and C_f-Lipschitz where f is. The envelope of f_lambda is that of f at a larger
+    Both are exact; autograd gives the same gradient (first derivatives only). For convex f,
+    f_lambda <= f <= f_lambda + lambda C_f^2 / 2. The envelope of f_lambda is that of f at a larger
     lambda (Beck 2017, First-order methods in optimization, theorem 6.63), so its prox is exact too.
 
     Args:
         outer: the function f.
-        smoothing: lambda, below 1/rho_f. It includes the scale of f: for rho [u]_+ the quadratic
-            zone is 0 < u < lambda rho.
+        smoothing: lambda, below 1/rho_f: for rho [u]_+ the quadratic zone is 0 < u < lambda rho.
     """
 
     outer: AbstractOuter
@@ -214,12 +212,8 @@ def numeric_prox(outer: AbstractOuter, u: Tensor, step: float | Tensor) -> Tenso
     r"""prox_{step f}(u) by golden-section search, elementwise.
 
     For step < 1/rho_f the objective f(v) + (u - v)^2/(2 step) is strongly convex, so the search
-    finds its minimum; f may be `inf` or `nan` elsewhere, but not at u. With a finite C_f the
-    minimum lies within step C_f of u. Otherwise the bracket starts at u +- step and each end
-    doubles while it lies below the centre, up to 2^40 times.
-
-    The search runs in float64 (where the device has it) with a fixed number of iterations, and is
-    right to about 1e-8: comparing values resolves a minimum to the root of the precision.
+    finds its minimum, right to about 1e-8: comparing values in float64 resolves a minimum to the
+    root of the precision. f may be `inf` or `nan` elsewhere, but not at u.
     """
     if outer.dim != 1:
         raise ValueError(f"{outer!r} is a function of a vector: it must define its own `prox`.")
@@ -251,6 +245,7 @@ def _bracket(
     lipschitz = outer.lipschitz
     if isinstance(lipschitz, Tensor) or math.isfinite(lipschitz):
         return u - step * lipschitz, u + step * lipschitz
+    # Each end doubles while it lies below the centre.
     centre = objective(u)
     below = above = step * torch.ones_like(u)
     for _ in range(_DOUBLINGS):
