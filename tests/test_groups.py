@@ -231,8 +231,8 @@ def test_ranks_come_from_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> N
     ids = uneven()
     assert GroupBatchSampler(ids, 2, 4).world_size == 1
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda _=None: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _=None: 3)
     sampler = GroupBatchSampler(ids, 2, 4, seed=0)
     assert (sampler.rank, sampler.world_size) == (2, 3)
     given_ranks = GroupBatchSampler(ids, 2, 4, seed=0, rank=0, world_size=2)

@@ -23,7 +23,7 @@ from .terms import AbstractTerm, CVaRTerm, GroupWeights
 from .tracker import Blocks, Entries
 
 __all__ = [
-    "MIN_WAIT", "NO_GRADIENT", "WINDOW", "FirstCalls", "Loop", "Losses", "UsageWarning",
+    "FAULTS", "MIN_WAIT", "WINDOW", "FirstCalls", "Loop", "Losses", "UsageWarning",
     "sequence_number", "warn",
 ]  # fmt: skip
 
@@ -43,12 +43,6 @@ _LOOKS = 100
 
 _NODES = 20_000
 """Nodes of a graph that are looked at, at most."""
-
-NO_GRADIENT = (
-    "What your function returned has no gradient, in training mode: was it computed by "
-    "`.detach()`, `.item()`, NumPy or under `torch.no_grad()`, or is the model frozen? For an "
-    "evaluation call `objective.eval()` first."
-)
 
 _NO_STEP = "In {calls} calls of this objective its optimizer, {optimizers}, made no step"
 
@@ -75,6 +69,9 @@ FAULTS = {
     "outside": "The function that you gave returns values that were computed before it was "
     "called, but must give others at the previous parameters: run the model inside it, "
     "`objective(lambda: losses_of(model(x), y), index)`.",
+    "detached": "What your function returned has no gradient, in training mode: was it computed by "
+    "`.detach()`, `.item()` or under `torch.no_grad()`, or is the model frozen? For an evaluation "
+    "call `objective.eval()` first.",
     "constant": "The inner values{of} had no gradient in {calls} calls: nothing moves the "
     "parameters towards them. A rate or an accuracy needs a differentiable stand-in, "
     "`fcco.Measured(value, surrogate)`.",

@@ -81,9 +81,8 @@ class ReferenceLosses(KeepsPrecision):
         """Measure the losses, or read them from a file of an earlier measurement.
 
         Meanwhile the model is in evaluation mode and gradients are off. On several ranks all get
-        the same numbers: either the ranks share the rows, each row on one of them, and the losses
-        are gathered; or every rank measures all rows, and those of the first rank count, so that
-        rounding on another GPU does not make ranks differ.
+        the same numbers: either the ranks share the rows, each row on one of them; or every rank
+        measures all rows, and those of the first rank count.
 
         Args:
             model: the model before fine-tuning.
@@ -225,15 +224,9 @@ class TaskHeads(nn.Module):
         B_k \in \mathbb R^{r\times\text{out}}, \qquad
         (A_k)_{ij} \sim \mathcal N(0, 1/\text{in}),\; B_k = 0 \text{ at the start}
 
-    At the start every head equals the layer. A_k and B_k enter the constraint h_k alone, so they
-    add a diagonal matrix to the Gram matrix of the constraints' gradients,
-
-    .. math::
-        \Delta_{kk} = \|\partial h_k/\partial A_k\|^2 + \|\partial h_k/\partial B_k\|^2
-            = \|G_k B_k^\top\|^2 + \|A_k^\top G_k\|^2, \qquad G_k = \partial h_k/\partial W_k,
-
-    and raise its smallest eigenvalue by at least the smallest entry. At the start, the mean of that
-    of task k over A_k is r/in times :math:`\|G_k\|^2`.
+    At the start every head equals the layer. A_k and B_k enter the constraint h_k alone: they add
+    :math:`\|G_k B_k^\top\|^2 + \|A_k^\top G_k\|^2` with :math:`G_k = \partial h_k/\partial W_k` to
+    the diagonal of the Gram matrix of the constraints' gradients and so raise its least eigenvalue.
 
     Args:
         linear: the layer, kept as `base` and trained with the rest unless you freeze it.

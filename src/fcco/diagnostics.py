@@ -240,11 +240,7 @@ def kkt(
     *,
     multipliers: Tensor | None = None,
 ) -> KKT:
-    r"""The KKT residuals at a point, with given multipliers or the best ones.
-
-    .. math::
-        \Big\|\nabla g_0 + \sum_i \nu_i \nabla g_i\Big\|, \qquad \max_i [g_i]_+, \qquad
-        \max_i |\nu_i g_i|
+    """The KKT residuals at a point, with given multipliers or the best ones.
 
     Without `multipliers`, nu = argmin |grad g_0 + J^T nu| over nu >= 0 with nu_i = 0 where
     g_i < -0.001, which depends on the point alone and not on the method that found it. Much larger

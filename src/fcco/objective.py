@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from ._state import CheckedState, pack, unpack
-from ._watch import MIN_WAIT, NO_GRADIENT, WINDOW, FirstCalls, Loop, Losses, sequence_number
+from ._watch import FAULTS, MIN_WAIT, WINDOW, FirstCalls, Loop, Losses, sequence_number
 from .inputs import ONLY, Index, mean_loss, parse, split, term_name
 from .optim import MethodOptimizer
-from .previous import PreviousParameters, unwrap
+from .previous import Optimizers, PreviousParameters, unwrap
 from .terms import AbstractTerm
 from .tracker import Batch, Blocks, Entries, NonFiniteValue, OpenStep, Tracked
 from .tracker.blocks import over_ranks
@@ -98,7 +98,7 @@ class Compositional(CheckedState):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        optimizer: Optimizers,
         terms: AbstractTerm | Mapping[str, AbstractTerm],
         *,
         process_group: Any = "auto",
@@ -283,7 +283,7 @@ class Compositional(CheckedState):
         combined = self._combined(loss, tracked, group, step)
         if updating:
             if group is None and not combined.requires_grad:
-                raise ValueError(NO_GRADIENT)
+                raise ValueError(FAULTS["detached"])
             state.open = step
             loop.losses.made += 1
         if loop.losses.made > 1 or loop.several or not updating:
@@ -622,11 +622,6 @@ class Compositional(CheckedState):
         self._step.version, self._loop.calls, self._loop.moves = None, 0, 0
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._process_group is not None and self._process_group != "auto":
-            raise TypeError(
-                f"`{type(self).__name__}` cannot be copied or pickled with a process group of its "
-                "own; use `state_dict()`."
-            )
         # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model
         # and optimizers of its own and listens to those.
         own = ("_busy", "_handles", "_loop")

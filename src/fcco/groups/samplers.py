@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from .. import _checks
+from .._distributed import find_group
 from ..index import Memberships, check_range, read_index
 
 __all__ = ["BlockSampler", "GroupBatchSampler", "PositiveBatchSampler", "ResumableSampler"]
@@ -397,9 +397,8 @@ def _rank_and_world_size(call: str, rank: int | None, world_size: int | None) ->
     if (rank is None) != (world_size is None):
         raise ValueError(f"`{call}(...)` needs both rank and world_size, or neither.")
     if rank is None or world_size is None:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return 0, 1
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        group = find_group()
+        return (0, 1) if group is None else (group.rank, group.size)
     _checks.integer(call, "world_size", world_size, 1)
     _checks.integer(call, "rank", rank, 0)
     _checks.below(call, "rank", rank, world_size, "world_size", "ranks count from 0")

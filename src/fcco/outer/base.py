@@ -82,7 +82,8 @@ class AbstractOuter(abc.ABC):
         wide = _widen(u)
         nearest = self.prox(wide, step)
         slope = (wide - nearest) / step
-        value = self._envelope_value(nearest, slope, step)
+        # The step stands between the slopes, whose square alone may overflow.
+        value = self(nearest) + self._sum(slope * (step / 2) * slope)
         return value.to(u.dtype), slope.to(u.dtype)
 
     def violation(self, u: Tensor) -> Tensor:
@@ -114,11 +115,6 @@ class AbstractOuter(abc.ABC):
         # torch.func.grad, unlike autograd.grad on a fresh leaf, also runs inside vmap.
         gradient, value = torch.func.grad(total, has_aux=True)(u)
         return value, gradient
-
-    def _envelope_value(self, nearest: Tensor, slope: Tensor, step: float | Tensor) -> Tensor:
-        """The envelope from prox(u) and its gradient (u - prox(u)) / step."""
-        # The step stands between the slopes, whose square alone may overflow.
-        return self(nearest) + self._sum(slope * (step / 2) * slope)
 
     def _sum(self, elementwise: Tensor) -> Tensor:
         return elementwise if self.dim == 1 else elementwise.sum(-1)

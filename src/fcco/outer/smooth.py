@@ -41,10 +41,10 @@ class SquaredHinge(AbstractOuter):
         return torch.where(u > 0, u / (1 + step * self.scale), u)
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient is f'(prox(u)): f has no kink."""
-        nearest = self.prox(u, step)
-        slope = self.gradient(nearest)
-        return self._envelope_value(nearest, slope, step), slope
+        """The envelope is such a function again, of a smaller scale."""
+        check_step(self, step)
+        scale, beyond = self.scale / (1 + step * self.scale), relu(u)
+        return beyond.square() * (scale / 2), beyond * scale
 
 
 @dataclass(frozen=True)
