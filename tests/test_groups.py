@@ -428,7 +428,11 @@ IDS = [0, 0, 1, 1, 2, 2]
         (([], 1, 1), {}, "is empty"),
         ((IDS, 2, 1), {"rank": 2, "world_size": 2}, "rank.*below world_size = 2 but is: 2"),
         ((IDS, 2, 1), {"rank": 0}, "both rank and world_size"),
-        ((IDS, 2, 1), {"rank": 0, "world_size": 3, "seed": 0}, "smallest batch, 2, but is: 3"),
+        (
+            (IDS, 2, 1),
+            {"rank": 0, "world_size": 3, "seed": 0},
+            r"world_size=...\)` must lie in \[1, 2\] but is: 3",
+        ),
         ((IDS, 2, 1), {"small_groups": "drop"}, "'repeat', 'all' but is: 'drop'"),
         ((IDS, 2, 1), {"batch_size": 2}, "size of a batch or its shape: .*batch_size=64"),
         ((IDS,), {}, "size of a batch or its shape"),

@@ -27,22 +27,15 @@ __all__ = [
     "sequence_number", "warn",
 ]  # fmt: skip
 
+# So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
+# the ascent steps of SAM, or weights that were swapped for an evaluation.
 MOVES = 20
-"""So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
-the ascent steps of SAM, or weights that were swapped for an evaluation."""
-
+# After so many calls without a step it is asked why: at the first, whether gradients are
+# accumulated (over hundreds of calls, perhaps) or thrown away (a few times by a `GradScaler`); the
+# second is too long for anything.
 MIN_WAIT, MAX_WAIT = 20, 1000
-"""After so many calls without a step it is asked why: at the first, whether gradients are
-accumulated (over hundreds of calls, perhaps) or thrown away (a few times by a `GradScaler`); the
-second is too long for anything."""
-
-WINDOW = 10
-"""Calls between two looks at what was noted of them."""
-
-_LOOKS = 100
-
-_NODES = 20_000
-"""Nodes of a graph that are looked at, at most."""
+WINDOW, _LOOKS = 10, 100  # calls between two looks at what was noted of them, and looks
+_NODES = 20_000  # of a graph that are looked at, at most
 
 _NO_STEP = "In {calls} calls of this objective its optimizer, {optimizers}, made no step"
 
@@ -281,10 +274,7 @@ class FirstCalls:
     def check_function(
         self, number: int | None, entries: Mapping[str, Entries], loss: Tensor | None
     ) -> None:
-        """Say that the function returned what was computed before `number` was drawn.
-
-        Of a copy of an objective, also that it runs another model.
-        """
+        """Say that the function returned what was computed before `number` was drawn."""
         held = {id(p) for p in _held(self.optimizers)}
         results = [each.carrier for each in entries.values()]
         uses = _uses(results if loss is None else [*results, loss])

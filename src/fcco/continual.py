@@ -25,9 +25,6 @@ from ._state import KeepsPrecision
 
 __all__ = ["ReferenceLosses", "TaskHeads"]
 
-_Batches = Iterable[tuple[Tensor | Sequence[int], Tensor]]
-"""Row numbers and losses, both of shape (R,)."""
-
 
 class ReferenceLosses(KeepsPrecision):
     r"""Losses of the model before fine-tuning, one per protected sample.
@@ -72,7 +69,7 @@ class ReferenceLosses(KeepsPrecision):
     def measure(
         cls,
         model: nn.Module,
-        batches: Callable[[], _Batches],
+        batches: Callable[[], Iterable[tuple[Tensor | Sequence[int], Tensor]]],
         size: int,
         *,
         data: str = "",
@@ -154,11 +151,9 @@ def _in_order(table: Tensor, size: int, group: Group | None) -> Tensor:
     if len(outside):
         raise ValueError(f"{call}: row {int(outside[0])} is not in 0, ..., {size - 1}.")
     times = torch.bincount(rows, minlength=size)
+    hint = " Ranks must share the rows (a DistributedSampler repeats some), or each has all."
     for problem, wrong in (("occur more than once", times > 1), ("are missing", times == 0)):
         if wrong.any():
-            hint = (
-                " Ranks must share the rows (a DistributedSampler repeats some), or each has all."
-            )
             raise ValueError(
                 f"{call} must yield every row 0, ..., {size - 1} once, but {int(wrong.sum())} "
                 f"{problem}, first row {int(wrong.nonzero()[0, 0])}.{hint if group else ''}"

@@ -30,16 +30,12 @@ from torch import Tensor
 from . import _checks
 from .tracker import NonFiniteValue, theory_correction
 
-__all__ = [
-    "KKT", "constraint_condition", "eigenvalues", "expected_tracking_error", "kkt",
-]  # fmt: skip
+__all__ = ["KKT", "constraint_condition", "eigenvalues", "expected_tracking_error", "kkt"]
 
 Inner = Callable[[Tensor], Tensor]
 Loss = Callable[[], Tensor]
 
-
-_CHUNK = 64
-"""Blocks per autograd graph."""
+_CHUNK = 64  # blocks per autograd graph
 
 
 class _FullData:

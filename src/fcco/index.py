@@ -17,31 +17,19 @@ __all__ = ["Memberships", "check_range", "read_index", "read_names"]
 
 
 class Memberships(NamedTuple):
-    """Pairs of a sample and one of its groups, for samples in several groups or in none.
+    """Pairs of a sample and one of its groups, for samples in several groups or in none."""
 
-    Attributes:
-        sample: (M,), increasing.
-        group: (M,).
-        samples: number of samples, also of those without a group.
-        groups: number of groups: the columns of a matrix, or the largest id of lists and 1.
-    """
-
-    sample: Tensor
-    group: Tensor
-    samples: int
-    groups: int
+    sample: Tensor  # (M,), increasing
+    group: Tensor  # (M,)
+    samples: int  # the number of samples, also of those without a group
+    groups: int  # the columns of a matrix, or the largest id of lists and 1
 
 
 def read_index(place: str, values: Any, number: int | None = None) -> Tensor | Memberships:
     """The id of each sample, (N,), or the memberships of samples that are in several groups.
 
-    The ids are int64, on the device on which they were given; `check_range` checks them once their
-    ends are known.
-
-    Args:
-        values: integers of shape (N,), as a tensor, an array or a list; or all groups of each
-            sample: booleans of shape (N, groups), or a list of lists of ids.
-        number: of groups, if it is known.
+    Those are given as booleans of shape (N, groups), or as a list of lists of ids. Ids are int64,
+    on the device where they were given; `check_range` checks them once their ends are known.
     """
     if isinstance(values, (list, tuple)) and values and np.ndim(values[0]) == 1:
         return _of_lists(place, values, number)
@@ -69,8 +57,7 @@ def check_range(place: str, low: int, high: int, number: int | None = None) -> N
 def read_names(place: str, values: Iterable[Any]) -> tuple[Memberships, list[Any]]:
     """Number groups that are given by name, in sorted order; also return the names.
 
-    The values are for each sample its group, a string or anything that can be sorted, None if it
-    has none; or a list of its groups.
+    The values are for each sample its group, None if it has none; or a list of its groups.
     """
     rows = [
         list(value) if isinstance(value, (list, tuple, set, frozenset, np.ndarray)) else [value]

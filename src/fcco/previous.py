@@ -125,8 +125,7 @@ class PreviousParameters(CheckedState):
         for key, tensor in loaded.items():
             if int(key) >= len(parameters):
                 raise ValueError(
-                    f"the checkpoint has parameter {key} but the optimizer only "
-                    f"{len(parameters)}; it belongs to another model."
+                    f"the checkpoint has parameter {key} but the optimizer only {len(parameters)}."
                 )
             local = local_part(parameters[int(key)])
             if tensor.shape != local.shape:

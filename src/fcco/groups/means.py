@@ -15,14 +15,11 @@ __all__ = ["GroupMeans", "GroupMemberships", "group_mean"]
 
 
 class GroupMeans(NamedTuple):
-    """The means of the G groups present in a batch, by increasing group id."""
+    """The means of the G groups in a batch, (G,) or (G, d1), their sorted ids and their sizes."""
 
     values: Tensor
-    """Means, (G,) or (G, d1); differentiable."""
     index: Tensor
-    """The distinct group ids, (G,), sorted."""
     counts: Tensor
-    """Samples of each group, (G,)."""
 
 
 def group_mean(values: Tensor, group: Any, num_groups: int | None = None) -> GroupMeans:
@@ -99,9 +96,7 @@ class GroupMemberships(Dataset[Any]):
             )
         absent = torch.bincount(self.group, minlength=max(self.num_groups, 1)).eq(0).nonzero()
         if len(absent):
-            raise ValueError(
-                f"{place}: group {int(absent[0])} has no samples, and so no mean; leave it out."
-            )
+            raise ValueError(f"{place}: group {int(absent[0])} has no samples; leave it out.")
         self.dataset, self.key = dataset, key
 
     def __len__(self) -> int:

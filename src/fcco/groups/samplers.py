@@ -237,11 +237,8 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
             batches_per_epoch = -(-len(ids) // (groups_per_batch * int(np.max(per_group))))
         super().__init__(batches_per_epoch, seed, rank, world_size)
         smallest = int(np.sort(self._samples_per_batch)[:groups_per_batch].sum())
-        if smallest < self.world_size:
-            raise ValueError(
-                f"`{call}(world_size=...)` must be at most the smallest batch, {smallest}, "
-                f"but is: {self.world_size} (a rank would get no samples)."
-            )
+        # Every rank gets a sample of every batch.
+        _checks.in_interval(call, "world_size", self.world_size, 1, smallest)
 
     @property
     def num_groups(self) -> int:
@@ -292,9 +289,8 @@ class PositiveBatchSampler(GroupBatchSampler):
     """Batches with a fixed number of positives, for data in which they are rare.
 
     Positives and negatives are the two groups of a `GroupBatchSampler`; on several ranks each gets
-    its share of both. What objectives of `fcco.xrisk` estimate does not depend on the share of
-    positives in a batch (but with several labels, negatives of one that are positives of another
-    are drawn more often).
+    its share of both. Their share in a batch does not change what objectives of `fcco.xrisk`
+    estimate (but with several labels, positives of one come more often as negatives of others).
 
     Args:
         labels: 0 or 1 for each sample, (N,); or (N, T) for T labels: a sample with any of them
@@ -335,13 +331,9 @@ class PositiveBatchSampler(GroupBatchSampler):
 
 
 class BlockSampler(ResumableSampler[Tensor]):
-    r"""B1 of n blocks per step, uniformly without replacement: for constraint sampling.
+    """B1 = `blocks_per_batch` of n blocks per step, for constraint sampling; the same on all ranks.
 
-    Args:
-        num_blocks: n, the number of blocks (m constraints).
-        blocks_per_batch: B1.
-        seed: as in `ResumableSampler`; the same on all ranks gives the same blocks.
-        batches_per_epoch: ceil(n / B1) unless given; it only sets the length of an iteration.
+    Drawn uniformly without replacement; an epoch has ceil(n / B1) batches unless given.
     """
 
     def __init__(

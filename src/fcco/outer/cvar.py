@@ -80,9 +80,8 @@ def project_capped_simplex(
 ) -> Tensor:
     r"""Project onto {0 <= y <= cap, sum y = total}, exactly.
 
-    The projection is clip(point - t, 0, cap), and its sum is piecewise linear and decreasing in t
-    with breakpoints point - cap and point: sort them, add up the pieces, solve the last one.
-
+    It is clip(point - t, 0, cap), and its sum is piecewise linear and decreasing in t with
+    breakpoints point - cap and point: sort them, add up the pieces, solve the last one.
     The last axis has length d; `cap` is at least total / d, and total / cap need not be an integer.
     As a tensor it is 0-dimensional or ends in an axis of length 1.
     """
