@@ -316,9 +316,8 @@ class FirstCalls:
         for name, visits in list(self.visits.items()):
             term = self.terms[name]
             names = term.names or range(term.tracker.num_inner)
-            message = visits and (self._unequal(visits, names) or _absent(visits, names))
-            if message:
-                warn(message)
+            if visits and (fault := self._unequal(visits, names) or _absent(visits, names)):
+                warn(fault)
                 del self.visits[name]
         return bool(self.visits) and self.looks < _LOOKS
 

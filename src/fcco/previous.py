@@ -125,7 +125,8 @@ class PreviousParameters(CheckedState):
         for key, tensor in loaded.items():
             if int(key) >= len(parameters):
                 raise ValueError(
-                    f"the checkpoint has parameter {key} but the optimizer only {len(parameters)}."
+                    f"the checkpoint has parameter {key} but the optimizer only "
+                    f"{len(parameters)}: another model."
                 )
             local = local_part(parameters[int(key)])
             if tensor.shape != local.shape:
