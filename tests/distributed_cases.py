@@ -29,7 +29,7 @@ import fcco
 from fcco import xrisk
 from fcco.contrastive import log_means
 from fcco.methods import alexr, ooa
-from fcco.previous.swap import reshard
+from fcco.previous import reshard
 
 WORLD, STEPS, GROUPS, SAMPLES, PAIRS = 2, 12, 6, 240, 20
 STRATEGIES = ("ddp", "fsdp-layers", "fsdp-unsharded")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fcco
-from fcco.previous import swap
+from fcco import previous as swap
 from fcco.terms import DualTerm
 from fcco.tracker import theory_correction
 

@@ -294,9 +294,11 @@ def test_wrong_arguments_are_refused():
     }
     double = fcco.Compositional(model, sgd(model), terms)
     both = lambda: {"inner": model.w, "b": model.w}  # noqa: E731
-    with pytest.raises(ValueError, match="given for group but the terms are: inner"):
+    with pytest.raises(ValueError, match="of inner, but its keys are: group"):
         single(lambda: model.w, {"group": torch.tensor([1, 0])})
-    with pytest.raises(ValueError, match="`index` is given for c but the terms are: inner, b"):
+    with pytest.raises(
+        ValueError, match="`index` must be a dict by term, of inner, b, but its keys are: c"
+    ):
         double(both, {"c": torch.tensor([1, 0])})
     with pytest.raises(ValueError, match=r"same terms .* inner, b, but returned: b"):
         double(both, gradient=lambda: {"b": model.w})

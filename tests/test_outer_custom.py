@@ -100,7 +100,7 @@ class Sum(AbstractOuter):
 
 def test_numeric_prox_refuses_what_it_cannot_do():
     u = torch.zeros(3)
-    with pytest.raises(ValueError, match=r"scalar \(dim=1\).*Sum\(\).*define its own `prox`"):
+    with pytest.raises(ValueError, match=r"Sum\(\).*define its own `prox`"):
         Sum().prox(u, 1.0)
     with pytest.raises(ValueError, match=r"declare `convex = True`, or `weak_convexity = rho`"):
         Custom(torch.cos, lipschitz=1.0).prox(u, 0.1)

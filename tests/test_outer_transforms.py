@@ -91,13 +91,6 @@ def test_dtype_and_device_are_kept(case: Case):
     assert {result.device.type for result in everything(case, case.outer, u, 0.2)} == {"meta"}
 
 
-@pytest.mark.parametrize("case", SMOOTH_ONLY, ids=repr)
-def test_smooth_functions_need_no_prox(case: Case):
-    for ask in (case.outer.prox, case.outer.envelope_gradient):
-        with pytest.raises(ValueError, match=r"is smooth: it offers no prox and needs none"):
-            ask(case.points(3), 0.1)
-
-
 @pytest.mark.parametrize("case", WITH_PROX, ids=repr)
 def test_prox_refuses_a_step_that_is_not_positive(case: Case):
     for step in (0.0, -1.0, math.nan):

@@ -464,7 +464,7 @@ def test_a_loader_of_memberships_resumes_and_is_cut_over_ranks():
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "one group each": (np.zeros(7, dtype=int), "needs no memberships"),
+    "one group each": (np.zeros(7, dtype=int), "use `GroupBatchSampler"),
     "numbers": (SMALL.astype(int), "boolean matrix"),
     "rows": (SMALL[:6], "each of the 7 samples"),
     "an empty column": (np.pad(SMALL, ((0, 0), (0, 1))), "group 3 has no samples"),

@@ -53,7 +53,7 @@ MAY_USE = {
     "_watch": {"optim", "previous", "terms", "tracker"},
     "outer": {"_checks"},
     "rules": {"_checks", "outer"},
-    "groups": {"_checks", "index"},
+    "groups": {"_checks", "_distributed", "index"},
     "previous": {"_state"},
     "tracker": {"_checks", "index", "rules"} | RANKS,
     "diagnostics": {"_checks", "tracker"},

@@ -173,9 +173,6 @@ def test_other_arguments(tmp_path):
         ReferenceLosses.measure(model, good, 0)
     with pytest.raises(ValueError, match=r"must be a generator function.*but is a list"):
         ReferenceLosses.measure(model, good(), 2)  # type: ignore[arg-type]
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="must be a folder, but"):
-        ReferenceLosses.measure(model, good, 2, data="x", cache=tmp_path / "file")
     for wrong in (torch.ones(2, 2), torch.ones(2, dtype=torch.int64)):
         with pytest.raises(ValueError, match=r"shape \(N,\)"):
             ReferenceLosses(wrong)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from fcco.previous.swap import any_sharded, reshard
+from fcco.previous import any_sharded, reshard
 
 from . import distributed
 

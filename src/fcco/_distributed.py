@@ -27,9 +27,6 @@ class _Patience:
     """A `with` block of a collective; says if it waits long. torch is silent until its timeout.
 
     On a GPU the collective only queues the work, and the host waits where it reads the result.
-
-    Attributes:
-        since: when the block that runs now began, None if there is none.
     """
 
     def __init__(self) -> None:
@@ -75,15 +72,8 @@ class Group:
 
 
 def find_group(process_group: Any = "auto") -> Group | None:
-    """The process group to pool over.
-
-    Args:
-        process_group: `"auto"` takes the default group when `torch.distributed` is initialised;
-            None never communicates; otherwise a `torch.distributed.ProcessGroup`.
-    """
-    if process_group is None or not DISTRIBUTED:
-        return None
-    if not torch.distributed.is_initialized():
+    """The ranks to pool over: "auto" takes those of the default group, None never communicates."""
+    if process_group is None or not DISTRIBUTED or not torch.distributed.is_initialized():
         return None
     handle = None if process_group == "auto" else process_group
     size = torch.distributed.get_world_size(handle)
@@ -96,9 +86,8 @@ class RanksOutOfStep(RuntimeError):
     def __init__(self, calls: list[int]) -> None:
         self.latest = max(calls)
         super().__init__(
-            f"The ranks are in different calls of the objective ({calls}): pooling would mix "
-            "batches of different steps. Nothing was updated. Let every rank take part in every "
-            "call; a rank without samples passes an empty batch."
+            f"The ranks are in different calls of the objective ({calls}). Nothing was updated. "
+            "Every rank must take part in every call; one without samples passes an empty batch."
         )
 
 

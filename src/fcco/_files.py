@@ -14,11 +14,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from .previous.swap import any_sharded
+from .previous import any_sharded
 
 __all__ = ["TEMPORARY", "DamagedFile", "atomic", "read_values", "state_checksum", "write_values"]
-
-Values = Tensor | Mapping[str, Tensor]
 
 TEMPORARY = re.compile(r"\..+\.\d+\.fcco-tmp")
 """Names of the files that `atomic` writes to; a process that is killed leaves them behind."""
@@ -30,10 +28,7 @@ class DamagedFile(Exception):
 
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing so that it is replaced as a whole or not at all.
-
-    A process that dies meanwhile leaves the old file, or none.
-    """
+    """Open a file for writing so that it is replaced as a whole or not at all."""
     # In the same folder, hence on the same file system, where os.replace is atomic. Without fsync
     # the new name could reach the disk before the content does.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.fcco-tmp")
@@ -48,7 +43,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def write_values(path: Path, key: str, values: Values) -> None:
+def write_values(path: Path, key: str, values: Tensor | Mapping[str, Tensor]) -> None:
     """Write tensors with their checksum and their key, that of all they were computed from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic(path) as file:
@@ -73,17 +68,13 @@ def read_values(path: Path, key: str) -> Any:
 
 
 def state_checksum(module: nn.Module) -> str:
-    """The sha256 of a module's state dict: names, dtypes, shapes and values.
+    """The sha256 of a module's state dict; for a sharded one (FSDP2) all ranks must call it.
 
-    It is the same for the model inside DDP or `torch.compile`, which put a prefix before every
-    name. For a sharded model (FSDP2) the tensors are gathered, so that all ranks must call it.
+    It is the same inside DDP or `torch.compile`, which put a prefix before every name.
     """
-    while True:
-        ddp = isinstance(module, nn.parallel.DistributedDataParallel)
-        inside = module.module if ddp else getattr(module, "_orig_mod", None)
-        if not isinstance(inside, nn.Module):
-            return _checksum(module.state_dict())
-        module = inside
+    ddp = isinstance(module, nn.parallel.DistributedDataParallel)
+    inside = module.module if ddp else getattr(module, "_orig_mod", None)
+    return _checksum(module.state_dict()) if inside is None else state_checksum(inside)
 
 
 def _checksum(values: Tensor | Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,32 +23,57 @@ from .terms import AbstractTerm, CVaRTerm, GroupWeights
 from .tracker import Blocks, Entries
 
 __all__ = [
-    "MIN_WAIT", "NO_GRADIENT", "WINDOW", "FirstCalls", "Loop", "Losses", "UsageWarning",
+    "FAULTS", "MIN_WAIT", "WINDOW", "FirstCalls", "Loop", "Losses", "UsageWarning",
     "sequence_number", "warn",
 ]  # fmt: skip
 
+# So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
+# the ascent steps of SAM, or weights that were swapped for an evaluation.
 MOVES = 20
-"""So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
-the ascent steps of SAM, or weights that were swapped for an evaluation."""
-
+# After so many calls without a step it is asked why: at the first, whether gradients are
+# accumulated (over hundreds of calls, perhaps) or thrown away (a few times by a `GradScaler`); the
+# second is too long for anything.
 MIN_WAIT, MAX_WAIT = 20, 1000
-"""After so many calls without a step it is asked why: at the first, whether gradients are
-accumulated (over hundreds of calls, perhaps) or thrown away (a few times by a `GradScaler`); the
-second is too long for anything."""
+WINDOW, _LOOKS = 10, 100  # calls between two looks at what was noted of them, and looks
+_NODES = 20_000  # of a graph that are looked at, at most
 
-WINDOW = 10
-"""Calls between two looks at what was noted of them."""
+_NO_STEP = "In {calls} calls of this objective its optimizer, {optimizers}, made no step"
 
-NO_GRADIENT = (
-    "What your function returned has no gradient, in training mode: was it computed by "
-    "`.detach()`, `.item()`, NumPy or under `torch.no_grad()`, or is the model frozen? For an "
-    "evaluation call `objective.eval()` first."
-)
-
-_LOOKS = 100
-
-_NODES = 20_000
-"""Nodes of a graph that are looked at, at most."""
+# What may go wrong, and the remedy.
+FAULTS = {
+    "foreign": "`{call}(model, optimizer)`: {optimizers} holds no parameter of this {model}. Make "
+    "it from `model.parameters()` of the model that you train.",
+    "eval": "The optimizer stepped on a loss of `eval()` mode, that of the batch alone: nothing "
+    "was tracked. Call `objective.train()` before training.",
+    "unused": "Losses of this objective in training mode were never differentiated, and their "
+    "values tracked. If these are evaluations, use `objective.eval()` or `torch.no_grad()`.",
+    "moves": "The parameters have changed {moves} times between calls of this objective, but its "
+    "optimizer, {optimizers}, made no step. Step `objective.optimizer`, or build the objective "
+    "with the optimizer that is stepped (a Hugging Face trainer makes its own: use "
+    "`RobustTrainer`), or call `objective.close()` after each update by hand.",
+    "exchanged": f"{_NO_STEP}, and it holds no parameter of the model any more. Build the "
+    "objective after the model has its final parameters.",
+    "cleared": f"{_NO_STEP}, and its parameters have no gradient from the calls before. Is "
+    "`optimizer.step()` missing before `zero_grad()`? If your function runs a copy of the model, "
+    "or another optimizer is stepped, build the objective with those.",
+    "waited": f"{_NO_STEP}. Step `objective.optimizer` after `loss.backward()`.",
+    "copy": "This objective is a copy, but your function runs another model than its own. Copy "
+    "them together, `copy.deepcopy((model, optimizer, objective))`, or use `objective.model`.",
+    "outside": "The function that you gave returns values that were computed before it was "
+    "called, but must give others at the previous parameters: run the model inside it, "
+    "`objective(lambda: losses_of(model(x), y), index)`.",
+    "detached": "What your function returned has no gradient, in training mode: was it computed by "
+    "`.detach()`, `.item()` or under `torch.no_grad()`, or is the model frozen? For an evaluation "
+    "call `objective.eval()` first.",
+    "constant": "The inner values{of} had no gradient in {calls} calls: nothing moves the "
+    "parameters towards them. A rate or an accuracy needs a differentiable stand-in, "
+    "`fcco.Measured(value, surrogate)`.",
+    "unequal": "The batches hold group {often} {times:.1f} times as often as group {seldom}: "
+    "groups count by how often they come. Draw them equally, {first}`DataLoader({data}, "
+    "batch_sampler=fcco.GroupBatchSampler({groups}, batch_size=...))`, one sampler for all epochs.",
+    "absent": "{groups} not come once, while the others came {times:.0f} times on average: "
+    "`num_groups` counts {number}, and so does the ratio.{hint}",
+}
 
 
 class UsageWarning(UserWarning):
@@ -69,18 +94,15 @@ def warn(message: str) -> None:
 class Losses:
     """What became of the losses of the calls since the last step.
 
-    A hook costs as much as ten operations: where steps have one call, there is none. The first
-    time that a step has a second, it looks whether there are gradients since (`trained`). Of the
-    losses watched, some are used (differentiated) and some dropped without. `cleared`: when loss
-    number `MIN_WAIT` was differentiated, the gradients of those before were gone.
+    A hook costs as much as ten operations: where steps have one call, there is none.
     """
 
     made: int = 0
     watched: int = 0
-    used: int = 0
-    dropped: int = 0
-    trained: bool = False
-    cleared: bool = False
+    used: int = 0  # of those watched: differentiated
+    dropped: int = 0  # freed without
+    trained: bool = False  # there were gradients at the first second call of a step
+    cleared: bool = False  # at loss `MIN_WAIT` the gradients of those before were gone
 
 
 @dataclass(slots=True, eq=False)
@@ -102,68 +124,45 @@ class _LossHook:
             self.losses.dropped += 1
 
 
+def _held(optimizers: Sequence[torch.optim.Optimizer]) -> set[Tensor]:
+    return {p for each in optimizers for p in parameters_of(each)}
+
+
 def _without_gradient(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
     grads = (p.grad for each in optimizers for p in parameters_of(each))
     return all(g is None or (g.device.type == "cpu" and not g.any()) for g in grads)
 
 
+@dataclass(slots=True, eq=False)
 class Loop:
-    """The user's training loop, as an objective sees it; what looks wrong is said once.
+    """The user's training loop, as an objective sees it; what looks wrong is said once."""
 
-    Args:
-        model: the model.
-        optimizers: the optimizers.
-        terms: the terms by name.
-        copied: whether the objective is a copy, with copies of its model and optimizer.
-
-    Attributes:
-        calls: calls since the last step of an optimizer.
-        moves: how often the parameters have changed in that time.
-        losses: those of the open step.
-        several: a step had several calls; from then on the losses of all are watched.
-        from_eval: the loss of a call in `eval()` mode was differentiated.
-        listening: the objective is told of steps.
-        first: what is noted of the first calls, or None.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        terms: Mapping[str, AbstractTerm],
-        copied: bool = False,
-    ) -> None:
-        self._model, self._optimizers = model, optimizers
-        self.calls = self.moves = self._unused = 0
-        self.several = self.from_eval = self.listening = False
-        self.losses, self._said = Losses(), set[str]()
-        self.first: FirstCalls | None = FirstCalls(terms, optimizers, copied)
+    model: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    first: FirstCalls | None  # None once all was seen
+    calls: int = 0  # since the last step of an optimizer
+    moves: int = 0  # how often the parameters have changed in that time
+    unused: int = 0  # losses that were never differentiated
+    several: bool = False  # a step had several calls: from then on the losses of all are watched
+    from_eval: bool = False  # the loss of a call in `eval()` mode was differentiated
+    listening: bool = False  # the objective is told of steps
+    losses: Losses = field(default_factory=Losses)  # of the open step
+    said: set[str] = field(default_factory=set)
 
     def check_optimizers(self, call: str, swaps: bool) -> None:
-        """Refuse optimizers that hold no parameter of the model.
-
-        Args:
-            call: the name of the objective's class.
-            swaps: whether the model is evaluated at w_{t-1}, which needs its own parameters.
-        """
-        own = set(self._model.parameters())
-        if not own or not own.isdisjoint(self._held()):
+        """Refuse optimizers that hold no parameter of the model, if it is evaluated at w_{t-1}."""
+        own = list(self.model.parameters())
+        if not own or not _held(self.optimizers).isdisjoint(own):
             return
-        message = (
-            f"`{call}(model, optimizer)`: {self._names} holds no parameter of this "
-            f"{type(self._model).__name__}: it was made for another model, or for a copy of this "
-            "one. Make it from `model.parameters()` of the model that you train."
-        )
+        facts = {"optimizers": self._names, "model": type(self.model).__name__}
+        message = FAULTS["foreign"].format(call=call, **facts)
         if swaps:
             raise ValueError(message)
         warn(f"{message} (Master copies of its parameters are fine.)")
 
-    def _held(self) -> set[Tensor]:
-        return {p for each in self._optimizers for p in parameters_of(each)}
-
     @property
     def _names(self) -> str:
-        return " and ".join(type(each).__name__ for each in self._optimizers)
+        return " and ".join(type(each).__name__ for each in self.optimizers)
 
     def returns(self, loss: Tensor, updating: bool) -> None:
         """Watch what becomes of a loss of the training, or of an evaluation."""
@@ -174,9 +173,9 @@ class Loop:
         elif loss.grad_fn is not None:
             self.several = True
             if losses.made == 2 and not losses.watched:
-                losses.trained = not _without_gradient(self._optimizers)
+                losses.trained = not _without_gradient(self.optimizers)
             losses.watched += 1
-            hook = _LossHook(losses, self._optimizers if losses.made == MIN_WAIT else ())
+            hook = _LossHook(losses, self.optimizers if losses.made == MIN_WAIT else ())
             loss.grad_fn.register_prehook(hook)
 
     def _differentiated_in_eval(self, _: Tensor) -> None:
@@ -194,12 +193,7 @@ class Loop:
         """A step of an optimizer was made."""
         from_eval, self.from_eval = self.from_eval, False
         if from_eval and self.calls == 0:
-            self._say(
-                "eval",
-                "The optimizer stepped on a loss that this objective gave in `eval()` mode: that "
-                "is the loss of the batch alone, and nothing was tracked. Call `objective.train()` "
-                "before training (`.train()` of a module that holds it does that too).",
-            )
+            self._say("eval")
         if self.losses.watched > self.losses.used:
             self._note_unused(self.losses.watched - self.losses.used)
 
@@ -210,52 +204,29 @@ class Loop:
             return
         self.moves += 1
         if self.moves == MOVES and self.listening:
-            self._say(
-                "moves",
-                f"The parameters have changed {MOVES} times between calls of this objective, but "
-                f"its optimizer, {self._names}, made no step: the objective does not "
-                "know where a step ends nor what w_{t-1} is. Step `objective.optimizer`, or build "
-                "the objective with the optimizer that is stepped (a Hugging Face trainer makes "
-                "its own: use `fcco.integrations.transformers.RobustTrainer`), or call "
-                "`objective.close()` after each update by hand.",
-            )
+            self._say("moves")
 
     def waited(self) -> None:
         """There were many calls without a step."""
         why = self.losses.cleared or self.calls == MAX_WAIT
-        if not (why and self.listening) or self._said & {"moves", "no step"}:
+        if not (why and self.listening) or self.said & {"moves", "exchanged", "cleared", "waited"}:
             return
-        text = f"In {self.calls} calls of this objective its optimizer, {self._names}, made no step"
-        if self._held().isdisjoint(self._model.parameters()):
-            text += (
-                ", and it holds no parameter of the model any more. Build the objective after the "
-                "model has its final parameters."
-            )
-        elif self.losses.cleared:
-            text += (
-                ", and its parameters have no gradient from the calls before. Is "
-                "`optimizer.step()` missing before `zero_grad()`? If your function runs a copy of "
-                "the model, or another optimizer is stepped, build the objective with those."
-            )
+        if _held(self.optimizers).isdisjoint(self.model.parameters()):
+            self._say("exchanged")
         else:
-            text += ". Step `objective.optimizer` after `loss.backward()`."
-        self._say("no step", text)
+            self._say("cleared" if self.losses.cleared else "waited")
 
     def _note_unused(self, number: int) -> None:
         """Count losses of training that were not differentiated; warn from the second on."""
-        self._unused += number
-        if self._unused > 1:
-            self._say(
-                "unused",
-                "Losses of this objective in training mode were never differentiated. If these are "
-                "evaluations, use `objective.eval()` or `torch.no_grad()`: otherwise their values "
-                "are tracked as those of training.",
-            )
+        self.unused += number
+        if self.unused > 1:
+            self._say("unused")
 
-    def _say(self, what: str, message: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            warn(message)
+    def _say(self, fault: str) -> None:
+        if fault not in self.said:
+            self.said.add(fault)
+            counts = {"calls": self.calls, "moves": self.moves}
+            warn(FAULTS[fault].format(optimizers=self._names, **counts))
 
 
 def sequence_number() -> int:
@@ -284,54 +255,33 @@ def _uses(results: Iterable[Tensor]) -> list[tuple[Any, Tensor]]:
     return found
 
 
+@dataclass(slots=True, eq=False)
 class FirstCalls:
-    """What is noted of the first calls of an objective, and looked at now and then.
+    """What is noted of the first calls of an objective, and looked at now and then."""
 
-    Attributes:
-        noted: per call, by term: the blocks of its values, and whether those that carry the
-            gradient have one (or the loss beside them has none either).
-        evaluations: evaluations at w_{t-1} after which the function is still to be checked.
-        copied: the first function of a copy is still to be checked.
-    """
-
-    def __init__(
-        self,
-        terms: Mapping[str, AbstractTerm],
-        optimizers: Sequence[torch.optim.Optimizer],
-        copied: bool,
-    ) -> None:
-        self.copied, self.evaluations, self._optimizers = copied, 3, optimizers
-        self.noted: list[dict[str, tuple[Blocks, bool]]] = []
-        self._groups: dict[str, Sequence[Any]] = {
-            name: term.names or range(term.tracker.num_inner)
-            for name, term in terms.items()
-            # With "batch" a group counts as often as it is there, by intention.
-            if isinstance(term, CVaRTerm)
-            or (isinstance(term, GroupWeights) and term.scaling == "unbiased")
-        }
-        self._visits = {name: Counter[int]() for name in self._groups}
-        self._constant = set(terms)  # terms whose values never had a gradient
-        self._overlapping = False  # samples came with several groups
-        self._looks = 0
+    terms: Mapping[str, AbstractTerm]
+    optimizers: Sequence[torch.optim.Optimizer]
+    copied: bool = False  # the first function of a copy is still to be checked
+    evaluations: int = 3  # at w_{t-1}, after which the function is still to be checked
+    # Per call, by term: the blocks of its values, and whether those that carry the gradient have
+    # one (or the loss beside them has none either).
+    noted: list[dict[str, tuple[Blocks, bool]]] = field(default_factory=list)
+    visits: dict[str, Counter[int]] = field(default_factory=dict)  # by term, where they are counted
+    moving: set[str] = field(default_factory=set)  # terms whose values had a gradient
+    overlapping: bool = False  # samples came with several groups
+    looks: int = 0
 
     def check_function(
         self, number: int | None, entries: Mapping[str, Entries], loss: Tensor | None
     ) -> None:
-        """Say that the function returned what was computed before `number` was drawn.
-
-        Of a copy of an objective, also that it runs another model.
-        """
-        held = {id(p) for each in self._optimizers for p in parameters_of(each)}
+        """Say that the function returned what was computed before `number` was drawn."""
+        held = {id(p) for p in _held(self.optimizers)}
         results = [each.carrier for each in entries.values()]
         uses = _uses(results if loss is None else [*results, loss])
         if self.copied:
             self.copied = False
             if uses and held.isdisjoint(id(leaf) for _, leaf in uses):
-                warn(
-                    "This objective is a copy, with copies of its model and optimizer, but your "
-                    "function runs another model. Copy them together, `copy.deepcopy((model, "
-                    "optimizer, objective))`, or use `objective.model` and `objective.optimizer`."
-                )
+                warn(FAULTS["copy"])
         if number is None:
             return
         self.evaluations -= 1
@@ -340,79 +290,67 @@ class FirstCalls:
         numbers = [node._sequence_nr() for node, leaf in uses if id(leaf) in held]
         if numbers and max(numbers) <= number:
             self.evaluations = 0
-            warn(
-                "The function that you gave returns values that were computed before it was "
-                "called. It is also called at the previous parameters, where it must give other "
-                "values: run the model inside it, `objective(lambda: losses_of(model(x), y), "
-                "index)`."
-            )
+            warn(FAULTS["outside"])
 
     def look(self, one_rank: bool) -> bool:
-        """Judge what was noted so far; return whether to go on.
-
-        Args:
-            one_rank: whether the batches are those of all ranks.
-        """
+        """Judge what was noted so far; return whether to go on."""
         calls, self.noted = self.noted, []
+        if self.looks == 0:
+            self.visits = {n: Counter() for n, term in self.terms.items() if _is_of_groups(term)}
         for name, (blocks, has_gradient) in (each for call in calls for each in call.items()):
             if has_gradient:
-                self._constant.discard(name)
-            self._overlapping = self._overlapping or blocks.rows is not None
-            if name not in self._visits:
+                self.moving.add(name)
+            self.overlapping = self.overlapping or blocks.rows is not None
+            if name not in self.visits:
                 continue
             ids = blocks.index.tolist()
             if len(ids) > 1000 or not one_rank:  # many blocks, or others are on other ranks
-                del self._visits[name]
+                del self.visits[name]
             else:
-                self._visits[name].update(ids)
-        if self._looks == 0:
-            self._say_constant(sorted(self._constant & set[str]().union(*calls)))
-        self._looks += 1
-        for name, visits in list(self._visits.items()):
-            if visits and self._say_unequal(visits, self._groups[name]):
-                del self._visits[name]
-        return bool(self._visits) and self._looks < _LOOKS
+                self.visits[name].update(ids)
+        constant = sorted(set[str]().union(*calls) - self.moving)
+        if self.looks == 0 and constant:
+            of = "" if constant == ["inner"] else f" of {', '.join(f'`{n}`' for n in constant)}"
+            warn(FAULTS["constant"].format(of=of, calls=WINDOW))
+        self.looks += 1
+        for name, visits in list(self.visits.items()):
+            term = self.terms[name]
+            names = term.names or range(term.tracker.num_inner)
+            if visits and (fault := self._unequal(visits, names) or _absent(visits, names)):
+                warn(fault)
+                del self.visits[name]
+        return bool(self.visits) and self.looks < _LOOKS
 
-    def _say_constant(self, names: list[str]) -> None:
-        if not names:
-            return
-        of = "" if names == ["inner"] else f" of {', '.join(f'`{name}`' for name in names)}"
-        warn(
-            f"The inner values{of} had no gradient in {WINDOW} calls: nothing moves the parameters "
-            "towards them. A rate or an accuracy needs a differentiable stand-in, "
-            "`fcco.Measured(value, surrogate)`."
-        )
-
-    def _say_unequal(self, visits: Counter[int], names: Sequence[Any]) -> bool:
-        """Say that groups are visited unequally, or not at all; return whether it was said."""
-        number = len(names)
-        most, least = max(visits.values()), min(visits.values())
-        often, seldom = visits.most_common(1)[0][0], min(visits, key=visits.__getitem__)
+    def _unequal(self, visits: Counter[int], names: Sequence[Any]) -> str:
+        """The warning that some groups come more often than others, if they do."""
+        (often, most), (seldom, least) = visits.most_common()[0], visits.most_common()[-1]
         # Far apart in size, and by six standard deviations: chance among a thousand groups is not.
-        if most >= 3 * least and most - least > 6 * (most + least) ** 0.5:
-            data, groups, first = "data", "groups", ""
-            if self._overlapping:
-                data, groups = "members", "members.group"
-                first = "`members = fcco.groups.GroupMemberships(data, groups)` and "
-            warn(
-                f"The batches hold group {names[often]} {most / least:.1f} times as often as group "
-                f"{names[seldom]}: groups count by how often they come. Draw groups equally, "
-                f"{first}`DataLoader({data}, batch_sampler=fcco.GroupBatchSampler({groups}, "
-                "batch_size=...))`, with one sampler for all epochs: a new one with the same seed "
-                "repeats its batches."
-            )
-            return True
-        absent = [group for group in range(number) if group not in visits]
-        # By chance so many visits leave out one of n groups in one of e^6 = 400 runs.
-        if not absent or visits.total() < (math.log(number) + 6) * len(visits):
-            return False
-        first = f"Group {names[0]} of {number} has"
-        if absent != [0]:
-            few = ", ".join(str(names[k]) for k in absent[:5]) + ", ..." * (len(absent) > 5)
-            first = f"{len(absent)} of {number} groups ({few}) have"
-        one = " Ids start at 0: do yours start at 1?" if absent == [0] else ""
-        warn(
-            f"{first} not come once, while the others came {visits.total() / len(visits):.0f} "
-            f"times on average: `num_groups` counts {number}, and so does the ratio.{one}"
-        )
-        return True
+        if most < 3 * least or most - least <= 6 * (most + least) ** 0.5:
+            return ""
+        data, groups, first = "data", "groups", ""
+        if self.overlapping:
+            data, groups = "members", "members.group"
+            first = "`members = fcco.groups.GroupMemberships(data, groups)` and "
+        facts = {"often": names[often], "seldom": names[seldom], "times": most / least}
+        return FAULTS["unequal"].format(data=data, groups=groups, first=first, **facts)
+
+
+def _is_of_groups(term: AbstractTerm) -> bool:
+    """Whether groups shall come equally often; with "batch" weights they count as they come."""
+    weights = isinstance(term, GroupWeights) and term.scaling == "unbiased"
+    return weights or isinstance(term, CVaRTerm)
+
+
+def _absent(visits: Counter[int], names: Sequence[Any]) -> str:
+    """The warning that some groups never come, if they do not."""
+    number, total = len(names), visits.total()
+    absent = [group for group in range(number) if group not in visits]
+    # By chance so many visits leave out one of n groups in one of e^6 = 400 runs.
+    if not absent or total < (math.log(number) + 6) * len(visits):
+        return ""
+    groups, hint = f"Group {names[0]} of {number} has", " Ids start at 0: do yours start at 1?"
+    if absent != [0]:
+        few = ", ".join(str(names[k]) for k in absent[:5]) + ", ..." * (len(absent) > 5)
+        groups, hint = f"{len(absent)} of {number} groups ({few}) have", ""
+    facts = {"times": total / len(visits), "number": number}
+    return FAULTS["absent"].format(groups=groups, hint=hint, **facts)

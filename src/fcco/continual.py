@@ -25,9 +25,6 @@ from ._state import KeepsPrecision
 
 __all__ = ["ReferenceLosses", "TaskHeads"]
 
-_Batches = Iterable[tuple[Tensor | Sequence[int], Tensor]]
-"""Row numbers and losses, both of shape (R,)."""
-
 
 class ReferenceLosses(KeepsPrecision):
     r"""Losses of the model before fine-tuning, one per protected sample.
@@ -37,16 +34,14 @@ class ReferenceLosses(KeepsPrecision):
         \qquad k = 1,\dots,m
 
     says that no protected class, task or domain k may get worse. Return per-sample differences as
-    values of the constraints, with k as index: on the same samples much of the noise of a batch
-    cancels. The losses are measured in evaluation mode: train without dropout, or the constraint
-    counts its effect as forgetting.
+    values of the constraints, with k as index: on the same samples much noise cancels. The losses
+    are measured in evaluation mode: with dropout in training, its effect counts as forgetting.
 
     Args:
         losses: one finite number per sample, shape (N,).
 
     References:
-        G. Li et al., Model developmental safety: a safety-centric method and applications in
-        vision-language models, 2024 (arXiv:2410.03955).
+        G. Li et al., Model developmental safety, 2024 (arXiv:2410.03955).
     """
 
     value: Tensor
@@ -74,7 +69,7 @@ class ReferenceLosses(KeepsPrecision):
     def measure(
         cls,
         model: nn.Module,
-        batches: Callable[[], _Batches],
+        batches: Callable[[], Iterable[tuple[Tensor | Sequence[int], Tensor]]],
         size: int,
         *,
         data: str = "",
@@ -83,20 +78,18 @@ class ReferenceLosses(KeepsPrecision):
         """Measure the losses, or read them from a file of an earlier measurement.
 
         Meanwhile the model is in evaluation mode and gradients are off. On several ranks all get
-        the same numbers: either the ranks share the rows, each row on one of them, and the losses
-        are gathered; or every rank measures all rows, and those of the first rank count, so that
-        rounding on another GPU does not make ranks differ.
+        the same numbers: either the ranks share the rows, each row on one of them; or every rank
+        measures all rows, and those of the first rank count.
 
         Args:
             model: the model before fine-tuning.
             batches: a generator function that yields row numbers and their losses, both of shape
-                (R,), with each row 0, ..., N - 1 once. It is called in evaluation mode, and not at
-                all if a file holds the losses.
+                (R,), with each row 0, ..., N - 1 once.
             size: N.
             data: for `cache`: names all that changes a loss and is not in the model, i.e. the data,
                 the preprocessing and the loss function. A checksum of the data is best.
-            cache: a folder for the file, whose name depends on the model's parameters and buffers,
-                on `data` and on N. If it is damaged, the losses are measured again, with a warning.
+            cache: a folder for the file, whose name depends on the model's state, on `data` and on
+                N. If it is damaged, the losses are measured again, with a warning.
         """
         call = "ReferenceLosses.measure"
         _checks.integer(call, "size", size, 1)
@@ -107,11 +100,9 @@ class ReferenceLosses(KeepsPrecision):
             )
         if cache is not None and not data:
             raise ValueError(
-                f"`{call}(data=...)` is needed with a cache: losses of other data or of another "
-                "loss function would be read from the same file."
+                f"`{call}(data=...)` is needed with a cache: losses of other data would be read "
+                "from the same file."
             )
-        if cache is not None and Path(cache).expanduser().is_file():
-            raise ValueError(f"`{call}(cache=...)` must be a folder, but {cache} is a file.")
         group = find_group()
         first_rank = group is None or group.rank == 0
         tensors = chain(model.parameters(), model.buffers())
@@ -160,11 +151,9 @@ def _in_order(table: Tensor, size: int, group: Group | None) -> Tensor:
     if len(outside):
         raise ValueError(f"{call}: row {int(outside[0])} is not in 0, ..., {size - 1}.")
     times = torch.bincount(rows, minlength=size)
+    hint = " Ranks must share the rows (a DistributedSampler repeats some), or each has all."
     for problem, wrong in (("occur more than once", times > 1), ("are missing", times == 0)):
         if wrong.any():
-            hint = (
-                " Ranks must share the rows (a DistributedSampler repeats some) or each have all."
-            )
             raise ValueError(
                 f"{call} must yield every row 0, ..., {size - 1} once, but {int(wrong.sum())} "
                 f"{problem}, first row {int(wrong.nonzero()[0, 0])}.{hint if group else ''}"
@@ -180,7 +169,7 @@ def _check_finite(losses: Tensor) -> None:
     if bad:
         raise ValueError(
             f"`ReferenceLosses`: the loss of row {bad[0]} is {losses[bad[0]].item()} (rows that "
-            f"are not finite: {len(bad)}), so a constraint on it has no meaning."
+            f"are not finite: {len(bad)})."
         )
 
 
@@ -230,16 +219,9 @@ class TaskHeads(nn.Module):
         B_k \in \mathbb R^{r\times\text{out}}, \qquad
         (A_k)_{ij} \sim \mathcal N(0, 1/\text{in}),\; B_k = 0 \text{ at the start}
 
-    At the start every head equals the layer. A_k and B_k enter the constraint h_k of task k and no
-    other constraint, so they add a diagonal matrix to the Gram matrix of the constraints'
-    gradients,
-
-    .. math::
-        \Delta_{kk} = \|\partial h_k/\partial A_k\|^2 + \|\partial h_k/\partial B_k\|^2
-            = \|G_k B_k^\top\|^2 + \|A_k^\top G_k\|^2, \qquad G_k = \partial h_k/\partial W_k,
-
-    and raise its smallest eigenvalue by at least the smallest entry. At the start, the mean of that
-    of task k over A_k is r/in times :math:`\|G_k\|^2`.
+    At the start every head equals the layer. A_k and B_k enter the constraint h_k alone: they add
+    :math:`\|G_k B_k^\top\|^2 + \|A_k^\top G_k\|^2` with :math:`G_k = \partial h_k/\partial W_k` to
+    the diagonal of the Gram matrix of the constraints' gradients and so raise its least eigenvalue.
 
     Args:
         linear: the layer, kept as `base` and trained with the rest unless you freeze it.
@@ -247,8 +229,7 @@ class TaskHeads(nn.Module):
         rank: r.
 
     References:
-        G. Li et al., Model developmental safety: a safety-centric method and applications in
-        vision-language models, 2024 (on the text projection, r = 16).
+        G. Li et al., Model developmental safety, 2024 (on the text projection, r = 16).
     """
 
     def __init__(self, linear: nn.Linear, tasks: int, rank: int = 16) -> None:

@@ -3,16 +3,15 @@
 | question | function |
 |---|---|
 | KKT residuals, with given or the best multipliers | `kkt` |
-| the smallest eigenvalue of the stacked Jacobian's Gram matrix | `smallest_eigenvalue` |
+| the eigenvalues of the stacked Jacobian's Gram matrix | `eigenvalues` |
 | the singular value of violated constraints | `constraint_condition` |
 | the expected error of tracked values, in closed form | `expected_tracking_error` |
 
-The first three are functions of the model at its current parameters and return small frozen
-dataclasses. The best multipliers need scipy (`pip install scipy`). Common arguments:
+The first three measure the model at its current parameters. Common arguments:
 
-* `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or, of `smallest_eigenvalue` alone,
-  (B, d1), on the full data and with an autograd graph to `parameters`; deterministic, so set the
-  model to evaluation mode first. It is asked for at most 64 blocks at a time.
+* `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or, of `eigenvalues` alone, (B, d1), on
+  the full data and with an autograd graph to `parameters`; deterministic, so set the model to
+  evaluation mode first. It is asked for at most 64 blocks at a time.
 * `num_inner` is n, `num_constraints` m, `parameters` w.
 * `loss` returns g_0(w), if there is one.
 """
@@ -31,17 +30,12 @@ from torch import Tensor
 from . import _checks
 from .tracker import NonFiniteValue, theory_correction
 
-__all__ = [
-    "KKT", "ConstraintCondition", "Spectrum", "constraint_condition", "expected_tracking_error",
-    "kkt", "smallest_eigenvalue",
-]  # fmt: skip
+__all__ = ["KKT", "constraint_condition", "eigenvalues", "expected_tracking_error", "kkt"]
 
 Inner = Callable[[Tensor], Tensor]
 Loss = Callable[[], Tensor]
 
-
-_CHUNK = 64
-"""Blocks per autograd graph."""
+_CHUNK = 64  # blocks per autograd graph
 
 
 class _FullData:
@@ -71,8 +65,7 @@ class _FullData:
         values = torch.cat([self._of(p).detach().double() for p in self.index.split(_CHUNK)])
         if values.dim() == 2 and values.shape[1] != 1:
             raise ValueError(
-                f"`{self.call}(inner=...)` gives d1 = {values.shape[1]} values per constraint: "
-                "write a vector constraint as several scalar ones."
+                f"`{self.call}(inner=...)` gives d1 = {values.shape[1]} values per constraint."
             )
         return values.reshape(-1)
 
@@ -94,10 +87,9 @@ class _FullData:
     def gram(self, index: Tensor | None = None, tile: int | None = None) -> Tensor:
         """The Gram matrix J J^T of the blocks in `index` (all by default), in float64.
 
-        Rows are ordered block by block; where there is a loss, its gradient is the last row. Two
-        tiles of blocks are alive at a time and gradients are recomputed: 2 tile d1 d numbers
-        instead of n d1 d, at about n^2 d1 / (2 tile) backward passes. A tile has at most 32 blocks
-        and, unless one block is larger, half a gigabyte.
+        Rows are ordered block by block; where there is a loss, its gradient is the last row. The
+        Jacobian is never held: two tiles of blocks are alive at a time and gradients are computed
+        anew. A tile has at most 32 blocks and, unless one block is larger, half a gigabyte.
         """
         index = self.index if index is None else index
         width = self._of(index[:1]).numel()  # d1, rows per block
@@ -152,8 +144,7 @@ class _FullData:
             raise ValueError(f"{argument} must return {wanted}, not: {tuple(values.shape)}.")
         if not values.requires_grad:
             raise ValueError(
-                f"{argument} returned values without an autograd graph to the parameters (was it "
-                "detached or computed under `torch.no_grad()`?)."
+                f"{argument} returned values without an autograd graph to the parameters."
             )
         wrong = (~torch.isfinite(values.detach())).nonzero()
         if len(wrong):
@@ -167,77 +158,46 @@ class _FullData:
     def _check_finite(self, *gradients: Tensor) -> None:
         if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
             raise NonFiniteValue(
-                f"`{self.call}`: a gradient of inner or loss is not finite although the values are "
-                "(a root or a norm at zero, or overflow in a low precision)."
+                f"`{self.call}`: a gradient of inner or loss is not finite although the values are."
             )
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """Extreme eigenvalues of the Gram matrix J J^T.
-
-    Attributes:
-        smallest: lambda_min, the delta of the paper's assumption LBSV; never below 0, and 0
-            whatever the model does if n d1 > d.
-        largest: lambda_max.
-    """
-
-    smallest: float
-    largest: float
-
-
-def smallest_eigenvalue(inner: Inner, num_inner: int, parameters: Iterable[Tensor]) -> Spectrum:
-    r"""The smallest eigenvalue delta of J J^T, which the assumption LBSV bounds from below.
+def eigenvalues(inner: Inner, num_inner: int, parameters: Iterable[Tensor]) -> Tensor:
+    r"""The eigenvalues of J J^T in ascending order; LBSV bounds the smallest, delta, from below.
 
     .. math::
         J = [J_1; \dots; J_n] \in \mathbb{R}^{n d_1 \times d}, \qquad J J^\top \in
         \mathbb{R}^{n d_1 \times n d_1}
 
     (The transposed product of the paper would be d x d and singular; see
-    docs/concepts/mathematics.md.) The Jacobian itself is never held: gradients are recomputed. For
+    docs/concepts/mathematics.md.) If n d1 > d, the smallest is 0 whatever the model does. For
     CVaR, whose inner functions are L_i - s, s is one of the parameters.
     """
-    data = _FullData("smallest_eigenvalue", inner, num_inner, parameters)
-    eigenvalues = torch.linalg.eigvalsh(data.gram())
+    data = _FullData("eigenvalues", inner, num_inner, parameters)
     # Rounding can make the smallest of a singular matrix slightly negative.
-    return Spectrum(max(float(eigenvalues[0]), 0.0), float(eigenvalues[-1]))
-
-
-@dataclass(frozen=True)
-class ConstraintCondition:
-    """The singular values behind the assumption on constraints of the paper's section 5.
-
-    Attributes:
-        feasible: max_i g_i <= 0; the assumption then asks nothing and the rest is None.
-        smallest: sigma_min of the Jacobian of all m constraints, the delta of the assumption.
-        violated: sigma_min of the Jacobian of the violated constraints {i: g_i > 0} alone. It is
-            never smaller, and enough for the proof, whose multipliers vanish where g_i <= 0.
-    """
-
-    feasible: bool
-    smallest: float | None = None
-    violated: float | None = None
+    return torch.linalg.eigvalsh(data.gram()).clamp(min=0)
 
 
 def constraint_condition(
     inner: Inner, num_constraints: int, parameters: Iterable[Tensor]
-) -> ConstraintCondition:
-    r"""The smallest singular value of the constraints' Jacobian, at an infeasible point only.
+) -> tuple[float, float] | None:
+    r"""The smallest singular values of the constraints' Jacobian (the paper's section 5).
 
     .. math::
         \sigma_{\min}(J(w)) \ge \delta \quad \text{at every } w \text{ with } \max_i g_i(w) > 0
 
-    As the assumption is written, J holds the gradients of all m constraints, violated or not; its
-    proof uses those of the violated ones.
+    Returns:
+        That of all m constraints, as the assumption is written; and that of the violated ones,
+        {i: g_i > 0}, alone. It is never smaller, and enough for the proof, whose multipliers vanish
+        where g_i <= 0. None where all constraints hold: the assumption then asks nothing.
     """
     data = _FullData("constraint_condition", inner, num_constraints, parameters)
     violated = data.constraint_values() > 0
     if not bool(violated.any()):
-        return ConstraintCondition(feasible=True)
+        return None
     matrix = data.gram()
-    part = matrix[violated][:, violated]
-    singular = [math.sqrt(max(float(torch.linalg.eigvalsh(g)[0]), 0.0)) for g in (matrix, part)]
-    return ConstraintCondition(False, *singular)
+    least = [torch.linalg.eigvalsh(g)[0] for g in (matrix, matrix[violated][:, violated])]
+    return math.sqrt(max(float(least[0]), 0.0)), math.sqrt(max(float(least[1]), 0.0))
 
 
 _ACTIVE = 1e-3
@@ -276,11 +236,7 @@ def kkt(
     *,
     multipliers: Tensor | None = None,
 ) -> KKT:
-    r"""The KKT residuals at a point, with given multipliers or the best ones.
-
-    .. math::
-        \Big\|\nabla g_0 + \sum_i \nu_i \nabla g_i\Big\|, \qquad \max_i [g_i]_+, \qquad
-        \max_i |\nu_i g_i|
+    """The KKT residuals at a point, with given multipliers or the best ones.
 
     Without `multipliers`, nu = argmin |grad g_0 + J^T nu| over nu >= 0 with nu_i = 0 where
     g_i < -0.001, which depends on the point alone and not on the method that found it. Much larger
@@ -349,12 +305,10 @@ def expected_tracking_error(
         value_noise: sigma_0, the same at both points of the correction.
     """
     call = "expected_tracking_error"
-    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True)
+    infinite = correction is None and blocks < num_inner  # the theory's correction at gamma = 1
+    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True, open_high=infinite)
     _checks.in_interval(call, "blocks", blocks, 1, num_inner)
     if correction is None:
-        if blocks < num_inner:
-            reason = "the correction of the theory is infinite there unless all blocks are sampled"
-            _checks.below(call, "gamma", gamma, 1, "its limit", reason)
         correction = float(theory_correction(gamma, num_inner, blocks))
     excess = correction - (1 - gamma)  # a of the law
     share = blocks / num_inner

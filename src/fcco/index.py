@@ -13,42 +13,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Memberships", "are_memberships", "check_range", "read_index", "read_memberships", "read_names",
-]  # fmt: skip
+__all__ = ["Memberships", "check_range", "read_index", "read_names"]
 
 
 class Memberships(NamedTuple):
-    """Pairs of a sample and one of its groups, for samples in several groups or in none.
+    """Pairs of a sample and one of its groups, for samples in several groups or in none."""
 
-    Attributes:
-        sample: (M,), increasing.
-        group: (M,).
-        samples: number of samples, also of those without a group.
-        groups: number of groups: the columns of a matrix, or the largest id of lists and 1.
-    """
-
-    sample: Tensor
-    group: Tensor
-    samples: int
-    groups: int
+    sample: Tensor  # (M,), increasing
+    group: Tensor  # (M,)
+    samples: int  # the number of samples, also of those without a group
+    groups: int  # the columns of a matrix, or the largest id of lists and 1
 
 
 def read_index(place: str, values: Any, number: int | None = None) -> Tensor | Memberships:
     """The id of each sample, (N,), or the memberships of samples that are in several groups.
 
-    The ids are int64, on the device on which they were given; `check_range` checks them once their
-    ends are known.
-
-    Args:
-        values: integers of shape (N,), as a tensor, an array or a list; or all groups of each
-            sample: booleans of shape (N, groups), or a list of lists of ids.
-        number: of groups, if it is known.
+    Those are given as booleans of shape (N, groups), or as a list of lists of ids. Ids are int64,
+    on the device where they were given; `check_range` checks them once their ends are known.
     """
-    if are_memberships(values):
-        return read_memberships(place, values, number)
+    if isinstance(values, (list, tuple)) and values and np.ndim(values[0]) == 1:
+        return _of_lists(place, values, number)
     ids = values if isinstance(values, Tensor) else _as_tensor(place, values)
     dtype = ids.dtype
+    if ids.dim() == 2 and dtype == torch.bool:
+        return _of_matrix(place, ids, number)
     if ids.dim() != 1 or dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
         hint = " A matrix of 0 and 1 must be boolean." if ids.dim() == 2 else ""
         raise ValueError(
@@ -69,8 +57,7 @@ def check_range(place: str, low: int, high: int, number: int | None = None) -> N
 def read_names(place: str, values: Iterable[Any]) -> tuple[Memberships, list[Any]]:
     """Number groups that are given by name, in sorted order; also return the names.
 
-    The values are for each sample its group, a string or anything that can be sorted, None if it
-    has none; or a list of its groups.
+    The values are for each sample its group, None if it has none; or a list of its groups.
     """
     rows = [
         list(value) if isinstance(value, (list, tuple, set, frozenset, np.ndarray)) else [value]
@@ -93,20 +80,7 @@ def read_names(place: str, values: Iterable[Any]) -> tuple[Memberships, list[Any
     return Memberships(sample, group, len(rows), len(names)), names
 
 
-def are_memberships(groups: Any) -> bool:
-    """Whether groups are given as a boolean matrix or as a list of lists, not one per sample."""
-    if isinstance(groups, Tensor):
-        return groups.dim() == 2 and groups.dtype == torch.bool
-    if isinstance(groups, np.ndarray):
-        return groups.ndim == 2 and groups.dtype == np.bool_
-    return isinstance(groups, (list, tuple)) and len(groups) > 0 and np.ndim(groups[0]) == 1
-
-
-def read_memberships(place: str, groups: Any, number: int | None = None) -> Memberships:
-    """Those of a boolean matrix or a list of lists, whose ids may exceed `number`."""
-    if isinstance(groups, (list, tuple)):
-        return _of_lists(place, groups, number)
-    table = groups if isinstance(groups, Tensor) else torch.from_numpy(np.array(groups))
+def _of_matrix(place: str, table: Tensor, number: int | None) -> Memberships:
     if number is not None and table.shape[1] != number:
         raise ValueError(
             f"{place} as a boolean matrix must have a row per sample and a column for each of the "
@@ -126,7 +100,7 @@ def _of_lists(place: str, rows: Any, number: int | None) -> Memberships:
             f"not a mixture ({error})."
         ) from None
     if group.dtype == torch.bool and len(set(lengths)) == 1:
-        return read_memberships(place, group.reshape(len(lengths), -1), number)
+        return _of_matrix(place, group.reshape(len(lengths), -1), number)
     group = group.long() if group.numel() == 0 else group  # an empty list has no dtype
     if group.dim() != 1 or group.dtype == torch.bool or group.is_floating_point():
         raise ValueError(

@@ -48,17 +48,10 @@ def split(result: Any) -> tuple[Tensor | None, Any]:
 def parse(
     term: str, names: Sequence[str] | None, values: Any, dim: int = 1
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Bring the inner values of one term to tensors.
+    """Bring the inner values of one term to tensors: one, a `Measured` pair, or these by name.
 
-    Args:
-        term: the term's name, for the error text.
-        names: the names of its blocks, or None.
-        values: a tensor, a `Measured` pair, or either by block name; absent blocks are left alone.
-        dim: how many numbers a block has.
-
-    Returns:
-        The values to track, the values that carry the gradient (None when they are the same), and
-        the block ids when values were given by name.
+    `names` are those of the blocks, of `dim` numbers each. Returns the values to track, the values
+    that carry the gradient (None when they are the same), and the block ids of values by name.
     """
     if isinstance(values, Tensor):
         return values, None, None
@@ -102,10 +95,7 @@ def term_name(name: str) -> str:
 def mean_loss(loss: Any, group: Group | None = None, *, check: bool = False) -> Tensor:
     """g0 as a scalar: per-sample losses are averaged over the batches of all ranks.
 
-    Args:
-        loss: a scalar, or per-sample losses.
-        group: the ranks.
-        check: refuse NaN and infinity on all ranks together.
+    With `check`, NaN and infinity are refused on all ranks together.
     """
     if not isinstance(loss, Tensor):
         raise TypeError(f"The loss g0 must be a tensor but the loss is: {type(loss).__name__}.")

@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from ._state import CheckedState, pack, unpack
-from ._watch import MIN_WAIT, NO_GRADIENT, WINDOW, Loop, Losses, sequence_number
+from ._watch import FAULTS, MIN_WAIT, WINDOW, FirstCalls, Loop, Losses, sequence_number
 from .inputs import ONLY, Index, mean_loss, parse, split, term_name
 from .optim import MethodOptimizer
-from .previous import PreviousParameters, unwrap
+from .previous import Optimizers, PreviousParameters, unwrap
 from .terms import AbstractTerm
 from .tracker import Batch, Blocks, Entries, NonFiniteValue, OpenStep, Tracked
 from .tracker.blocks import over_ranks
@@ -31,51 +31,32 @@ Function = Callable[[], Any]
 
 @dataclasses.dataclass(slots=True)
 class _Step:
-    """What changes with each call: a plain object, since nn.Module is slow to set attributes of.
+    """What changes with each call: a plain object, since nn.Module is slow to set attributes of."""
 
-    Attributes:
-        number: of calls so far, to notice ranks out of step.
-        open: what the next step of an optimizer makes final.
-        closing: it is being written.
-        version: of the parameters, and the number of snapshots, at the last call since a step.
-        running: an optimizer is inside its step (it runs a closure).
-        made: it has made one.
+    number: int = 0  # of calls so far, to notice ranks out of step
+    open: OpenStep | None = None  # what the next step of an optimizer makes final
+    closing: bool = False  # it is being written
+    # Of the parameters, and the number of snapshots, at the last call since a step.
+    version: tuple[int, int] | None = None
+    running: bool = False  # an optimizer is inside its step (it runs a closure)
+    made: bool = False  # it has made one
+
+
+class _Fixed(dict[str, Any]):
+    """The modules of an objective, and those of its `terms`: none is replaced, added or removed.
+
+    nn.Module would take any as `term`, beside the property, and the objective go on with its own.
     """
 
-    number: int = 0
-    open: OpenStep | None = None
-    closing: bool = False
-    version: tuple[int, int] | None = None
-    running: bool = False
-    made: bool = False
-
-
-_FIXED = "The terms of an objective cannot be replaced: it would go on with those it has."
-
-
-class _Terms(nn.ModuleDict):
-    """The terms, by any name: nn.ModuleDict refuses those of its methods."""
-
-    def __init__(self, terms: Mapping[str, AbstractTerm]) -> None:
-        super().__init__()
-        self._modules.update(terms)
-
     def _refuse(self, *_: Any) -> Any:
-        raise AttributeError(_FIXED)
+        raise AttributeError(
+            "The terms of an objective cannot be replaced: it would go on with those it has."
+        )
 
-    __setitem__ = __delitem__ = clear = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = clear = _refuse
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._refuse() if isinstance(value, nn.Module) else super().__setattr__(name, value)
-
-
-class _Children(dict[str, Any]):
-    """The modules of an objective: nn.Module would take any as `term`, beside the property."""
-
-    def __setitem__(self, name: str, module: Any) -> None:
-        if name == "term" or (name == "terms" and name in self):
-            raise AttributeError(_FIXED)
-        super().__setitem__(name, module)
+    def __reduce__(self) -> Any:
+        return _Fixed, (dict(self),)
 
 
 class Compositional(CheckedState):
@@ -100,17 +81,15 @@ class Compositional(CheckedState):
         process_group: ranks to pool over: `"auto"` (the default group when `torch.distributed` is
             initialised), None, or a group. The result then equals one process on the global batch
             under DDP and FSDP2, which average gradients over ranks.
-        offload: keep the copy of w_{t-1} that a correction needs in the host's memory instead of
-            on the GPU: the same values, one copy of the parameters less at the peak, two transfers
-            a step (see `PreviousParameters`).
+        offload: of the copy of w_{t-1} that a correction needs, see `PreviousParameters`.
 
     The function returns one of
 
     * `values`: the inner values, shape (E,) or (E, d1), or a `Measured` pair;
     * `{term: values}` with several terms (a term that is missing is left alone);
-    * `(loss, values)`, with an ordinary loss g0: a scalar, or a vector of per-sample losses, which
-      is averaged over the global batch. Under DDP a scalar is averaged over ranks with equal
-      weight, so give the vector when ranks hold batches of different size.
+    * `(loss, values)`, with an ordinary loss g0: a scalar, or per-sample losses, which are averaged
+      over the global batch. Under DDP scalars count equally: where ranks hold batches of different
+      size, give the vector.
     """
 
     method: str = ""
@@ -119,7 +98,7 @@ class Compositional(CheckedState):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        optimizer: Optimizers,
         terms: AbstractTerm | Mapping[str, AbstractTerm],
         *,
         process_group: Any = "auto",
@@ -131,8 +110,8 @@ class Compositional(CheckedState):
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
         several = optimizer if isinstance(optimizer, (list, tuple)) else (optimizer,)
         self._optimizers = tuple(unwrap(each) for each in several)
-        self._modules = _Children()
-        self.terms: Any = _Terms(named)
+        self.terms: Any = nn.ModuleDict()
+        self.terms._modules = _Fixed(named)  # by any name: `update` refuses those of its methods
         self._terms, self._single = named, set(named) == {ONLY}
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
@@ -151,9 +130,10 @@ class Compositional(CheckedState):
         self._forgetful = [t for t in named.values() if type(t).forget is not AbstractTerm.forget]
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._step, self._busy, self._handles = _Step(), threading.Lock(), list[Any]()
-        self._loop = Loop(model, self._optimizers, named)
+        self._loop = Loop(model, self._optimizers, FirstCalls(named, self._optimizers))
         self._loop.check_optimizers(type(self).__name__, swaps=self.previous is not None)
         self._listen()
+        self._modules = _Fixed(self._modules)
 
     def _listen(self) -> None:
         """Listen to the steps of the optimizers."""
@@ -199,11 +179,8 @@ class Compositional(CheckedState):
 
         Args:
             function: runs the model; see the class for what it returns.
-            index: block of each entry; repeated ids are samples of one block. Where samples are in
-                several blocks or in none: a boolean matrix with a row per sample and a column per
-                block, or a list of lists of ids; a value then counts in each block of its sample.
-                None means that the entries are all n blocks in order. A dict by term with several
-                terms.
+            index: block of each entry (see `Index`); repeated ids are samples of one block, and a
+                value counts in each block of its sample. None: the entries are all n blocks.
             gradient: a second function for an independent batch of the same blocks: it carries
                 the gradient (and g0) while `function` gives the values (Alg. 2, line 5).
             gradient_index: its index, when that differs.
@@ -306,7 +283,7 @@ class Compositional(CheckedState):
         combined = self._combined(loss, tracked, group, step)
         if updating:
             if group is None and not combined.requires_grad:
-                raise ValueError(NO_GRADIENT)
+                raise ValueError(FAULTS["detached"])
             state.open = step
             loop.losses.made += 1
         if loop.losses.made > 1 or loop.several or not updating:
@@ -316,16 +293,11 @@ class Compositional(CheckedState):
     def _find_blocks(self, index: Index) -> dict[str, Blocks | None]:
         """The blocks of each term, checked; those of values by name are known only afterwards."""
         given = index if isinstance(index, Mapping) else dict.fromkeys(self._terms, index)
-        if index is not None and not self._single and not isinstance(index, Mapping):
+        without_terms = index is not None and index is not given and not self._single
+        if without_terms or not given.keys() <= self._terms.keys():
+            found = "is none" if without_terms else f"its keys are: {', '.join(map(str, given))}"
             raise ValueError(
-                "`index` must be a dict with keys among "
-                f"{', '.join(f'`{name}`' for name in self._terms)}, because each of these terms "
-                "has its own blocks."
-            )
-        if not given.keys() <= self._terms.keys():
-            raise ValueError(
-                f"`index` is given for {', '.join(map(str, given))} but the terms are: "
-                f"{', '.join(self._terms)}."
+                f"`index` must be a dict by term, of {', '.join(self._terms)}, but {found}."
             )
         result: dict[str, Blocks | None] = {}
         for name, term in self._terms.items():
@@ -351,12 +323,8 @@ class Compositional(CheckedState):
     ) -> tuple[Any, dict[str, Entries]]:
         """Call the user's function: the loss g0 or None, and the values by term.
 
-        Args:
-            function: the function.
-            blocks: of each term, as far as they are known.
-            past: what the function returned at w_{t-1}, or None.
-            gradient: the same of an independent batch that carries the gradient, or None.
-            gradient_blocks: its blocks, None when they are the same.
+        `blocks` are those of each term, as far as they are known; `past` is what the function
+        returned at w_{t-1}.
         """
         if gradient is None:
             loss, values, others = None, function(), None
@@ -594,9 +562,8 @@ class Compositional(CheckedState):
     def warm_up(self, batches: Iterable[tuple[Function, Index]]) -> None:
         """Start every tracker from a pass over the data (Alg. 1, lines 2-3).
 
-        Args:
-            batches: pairs of a function and an index, as for a call. The values of each block are
-                averaged over all of them. Without a warm-up, a block starts at its first visit.
+        `batches` are pairs of a function and an index; the values of each block are averaged over
+        all of them. Without a warm-up, a block starts at its first visit.
         """
         pooled = self.pool(batches)
         for name, batch in pooled.items():  # all are checked before one is written
@@ -655,11 +622,6 @@ class Compositional(CheckedState):
         self._step.version, self._loop.calls, self._loop.moves = None, 0, 0
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._process_group is not None and self._process_group != "auto":
-            raise TypeError(
-                f"`{type(self).__name__}` cannot be copied or pickled with a process group of its "
-                "own; use `state_dict()`."
-            )
         # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model
         # and optimizers of its own and listens to those.
         own = ("_busy", "_handles", "_loop")
@@ -671,6 +633,7 @@ class Compositional(CheckedState):
         listens = state.pop("_listens")
         super().__setstate__(state)
         self._busy, self._handles = threading.Lock(), []
-        self._loop = Loop(self.model, self._optimizers, self._terms, copied=True)
+        first = FirstCalls(self._terms, self._optimizers, copied=True)
+        self._loop = Loop(self.model, self._optimizers, first)
         if listens:
             self._listen()

@@ -21,7 +21,7 @@ from torch.nn.functional import conv2d, interpolate, pad, relu, relu6
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from fcco.previous.swap import ParameterSwap
+from fcco.previous import ParameterSwap
 
 from ..strategy import Staged
 from .base import LITE0, Backbone, Kind, Options, Spec, Weights, WeightsError

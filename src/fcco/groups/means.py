@@ -15,14 +15,11 @@ __all__ = ["GroupMeans", "GroupMemberships", "group_mean"]
 
 
 class GroupMeans(NamedTuple):
-    """The means of the G groups present in a batch, by increasing group id."""
+    """The means of the G groups in a batch, (G,) or (G, d1), their sorted ids and their sizes."""
 
     values: Tensor
-    """Means, (G,) or (G, d1); differentiable."""
     index: Tensor
-    """The distinct group ids, (G,), sorted."""
     counts: Tensor
-    """Samples of each group, (G,)."""
 
 
 def group_mean(values: Tensor, group: Any, num_groups: int | None = None) -> GroupMeans:
@@ -34,18 +31,9 @@ def group_mean(values: Tensor, group: Any, num_groups: int | None = None) -> Gro
 
     Args:
         values: one value per sample, (N,) or (N, d1).
-        group: group id of each sample, (N,), a sequence, array or tensor of integers. Or all groups
-            of each sample: booleans (N, n), or a list of lists; B_i are then the samples of group i
-            among others.
+        group: group id of each sample, (N,); or all groups of each: booleans (N, n), or a list of
+            lists.
         num_groups: n; ids must then lie below it.
-
-    Example:
-        >>> import torch
-        >>> from fcco.groups import group_mean
-        >>> losses = torch.tensor([1.0, 2.0, 4.0, 6.0])
-        >>> means = group_mean(losses, [7, 2, 7, 2])
-        >>> means.values, means.index, means.counts
-        (tensor([4.0000, 2.5000]), tensor([2, 7]), tensor([2, 2]))
     """
     if values.ndim not in (1, 2):
         raise ValueError(
@@ -80,10 +68,10 @@ class GroupMemberships(Dataset[Any]):
 
     Args:
         dataset: your map-style data set of N samples.
-        groups: booleans, (N, n), an array or a tensor; or a list with the group ids of each sample,
-            from 0 on. Every group needs a sample.
-        key: where items that are dicts have the group. It is appended to items that are tuples or
-            lists; any other item becomes a pair of itself and the group.
+        groups: booleans, (N, n), or a list with the group ids of each sample. Every group needs a
+            sample.
+        key: where items that are dicts have the group; it is appended to tuples and lists, and any
+            other item becomes a pair of itself and the group.
 
     Attributes:
         sample: position of each item's sample in `dataset`, (M,).
@@ -96,8 +84,7 @@ class GroupMemberships(Dataset[Any]):
         members = read_index(place, groups)
         if not isinstance(members, Memberships):
             raise ValueError(
-                f"{place} has one group for each sample, which needs no memberships: "
-                "`GroupBatchSampler(groups, ...)`."
+                f"{place} has one group for each sample: use `GroupBatchSampler(groups, ...)`."
             )
         self.sample, self.group = members.sample.cpu(), members.group.cpu()
         self.num_groups = members.groups
@@ -109,9 +96,7 @@ class GroupMemberships(Dataset[Any]):
             )
         absent = torch.bincount(self.group, minlength=max(self.num_groups, 1)).eq(0).nonzero()
         if len(absent):
-            raise ValueError(
-                f"{place}: group {int(absent[0])} has no samples, and so no mean; leave it out."
-            )
+            raise ValueError(f"{place}: group {int(absent[0])} has no samples; leave it out.")
         self.dataset, self.key = dataset, key
 
     def __len__(self) -> int:
@@ -123,8 +108,8 @@ class GroupMemberships(Dataset[Any]):
         if isinstance(item, Mapping):
             if self.key in item:
                 raise ValueError(
-                    f"The items of the data set have an entry {self.key!r} already, where "
-                    "`GroupMemberships` puts the group: give another `key`."
+                    f"The items of the data set have an entry {self.key!r} already, the place of "
+                    "the group: give another `key`."
                 )
             return {**item, self.key: group}
         return (*item, group) if isinstance(item, (tuple, list)) else (item, group)

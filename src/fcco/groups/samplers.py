@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from .. import _checks
+from .._distributed import find_group
 from ..index import Memberships, check_range, read_index
 
 __all__ = ["BlockSampler", "GroupBatchSampler", "PositiveBatchSampler", "ResumableSampler"]
@@ -35,21 +35,19 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
     An iteration starts at the current count, and the count moves on to the next epoch by itself.
     When a batch counts as consumed depends on the loop:
 
-    * `for batch in sampler.consume(loader)`, the recommended loop: once the loop body has it. A
-      checkpoint written after the step then holds exactly the batches trained on.
-    * `for batch in loader`: when the loader asks for its indices. With workers the count runs
-      ahead by the prefetched batches, and a resumed run would skip them.
-    * `advance(0)` once before training, `advance()` after each step: where the loop belongs to a
-      trainer with callbacks.
+    * `for batch in sampler.consume(loader)`: once the loop body has it, so that a checkpoint
+      written after the step holds exactly the batches trained on.
+    * `for batch in loader`: when the loader asks for its indices; workers run ahead.
+    * `advance(0)` before training, `advance()` after each step: in the loop of a trainer.
     * `batch = sampler.draw()`: at once, without a loader.
 
     A subclass defines `_stream(generator)`, the endless sequence of batches of one epoch.
 
     Args:
         batches_per_epoch: the length of an iteration.
-        seed: of all draws; unless given, a number from torch's global generator. Needed on several
-            ranks.
-        rank: this process, and `world_size` the number of processes; taken from
+        seed: of all draws, the same on all ranks; unless given, a number from torch's global
+            generator.
+        rank: this process, and `world_size` the number of processes: those of
             `torch.distributed`, if initialised, unless given.
 
     Attributes:
@@ -95,10 +93,9 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
             yield batch
 
     def consume(self, loader: Iterable[Loaded]) -> Iterator[Loaded]:
-        """Yield the loader's batches and count each as consumed when it is yielded.
+        """Yield the batches of a loader that draws from here; each counts when it is yielded.
 
-        The loader draws from this sampler; it may be wrapped, but must not be an iterator that has
-        begun, whose prefetched batches would be counted twice.
+        Not of an iterator that has begun, whose prefetched batches would be counted twice.
         """
         self._open_consume_loops += 1
         try:
@@ -135,18 +132,13 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
         return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        call = f"{type(self).__name__}.load_state_dict"
-        for name in ("seed", "epoch", "consumed"):
-            if name not in state:
-                raise ValueError(f"`{call}(...)` needs the entry {name!r}; found: {list(state)}.")
-            _checks.integer(call, name, state[name], 0)
-        if state["consumed"] >= self.batches_per_epoch:
+        entries, length = ("seed", "epoch", "consumed"), self.batches_per_epoch
+        if not state.keys() >= set(entries) or state["consumed"] >= length:
             raise ValueError(
-                f"`{call}(...)` has consumed = {state['consumed']} but an epoch has only "
-                f"{self.batches_per_epoch} batches: the state is that of another sampler."
+                f"`{type(self).__name__}.load_state_dict` needs seed, epoch and consumed, below "
+                f"the {length} batches of an epoch, but got: {state}."
             )
-        self.seed = int(state["seed"])
-        self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
+        self.seed, self.epoch, self.consumed = (int(state[name]) for name in entries)
         self._draw_stream = (0, 0), None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -173,20 +165,17 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     a sample twice). The indices come by increasing group id, the order of `group_mean`.
     `ResumableSampler` says how batches are counted and resumed.
 
-    On several ranks the batch is cut into contiguous slices of nearly equal length, one per rank,
-    which together are exactly the batch of a single process: a run may be resumed with another
-    number of ranks.
+    On several ranks each gets a contiguous slice of the batch of a single process: a run may be
+    resumed with another number of ranks.
 
-    The shape, from `batch_size`: as many groups as it has room for with two samples of each,
-    B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded down, at most the size of
-    the largest group. Many groups, because the estimate of a group that is not in the batch grows
-    old (64 samples of 16 groups trained best as 16 x 4, worst as 2 x 32); two of each, because
-    their spread tells the noise.
+    From `batch_size` follow B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded
+    down, at most the size of the largest group. Many groups, because the estimate of a group that
+    is not in the batch grows old (64 samples of 16 groups trained best as 16 x 4, worst as 2 x 32);
+    two samples of each, because their spread tells the noise.
 
     Args:
-        groups: group id of each sample, (N,), a sequence, array or tensor of integers; every id
-            in 0, ..., n - 1 must occur. For samples in several groups, the `group` of
-            `GroupMemberships`.
+        groups: group id of each sample, (N,); every id in 0, ..., n - 1 must occur. For samples in
+            several groups, the `group` of `GroupMemberships`.
         groups_per_batch: B1.
         per_group: B2, or one number for each group.
         batch_size: instead of these two, the most samples in a batch, on all ranks together.
@@ -236,7 +225,8 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
             size, largest = int(batch_size or 0), int(self._sizes.max())
             groups_per_batch = min(len(present), max(1, size // min(2, largest)))
             per_group = min(size // groups_per_batch, largest)
-        _check_draw(call, "groups_per_batch", groups_per_batch, len(present), "groups")
+        _checks.integer(call, "groups_per_batch", groups_per_batch, 1)
+        _checks.in_interval(call, "groups_per_batch", groups_per_batch, 1, len(present))
         for number in per_group if isinstance(per_group, Sequence) else (per_group,):
             _checks.integer(call, "per_group", number, 1)
         self.groups_per_batch, self.per_group = groups_per_batch, per_group
@@ -247,11 +237,8 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
             batches_per_epoch = -(-len(ids) // (groups_per_batch * int(np.max(per_group))))
         super().__init__(batches_per_epoch, seed, rank, world_size)
         smallest = int(np.sort(self._samples_per_batch)[:groups_per_batch].sum())
-        if smallest < self.world_size:
-            raise ValueError(
-                f"`{call}(world_size=...)` must be at most the smallest batch, {smallest}, "
-                f"but is: {self.world_size} (a rank would get no samples)."
-            )
+        # Every rank gets a sample of every batch.
+        _checks.in_interval(call, "world_size", self.world_size, 1, smallest)
 
     @property
     def num_groups(self) -> int:
@@ -302,26 +289,20 @@ class PositiveBatchSampler(GroupBatchSampler):
     """Batches with a fixed number of positives, for data in which they are rare.
 
     Positives and negatives are the two groups of a `GroupBatchSampler`; on several ranks each gets
-    its share of both. Objectives of `fcco.xrisk` know the sizes of the classes, so that the share
-    of positives in a batch does not change what they estimate (with several labels, negatives of
-    one that are positives of another are drawn more often).
+    its share of both. Their share in a batch does not change what objectives of `fcco.xrisk`
+    estimate (but with several labels, positives of one come more often as negatives of others).
 
     Args:
         labels: 0 or 1 for each sample, (N,); or (N, T) for T labels: a sample with any of them
             counts as positive, NaN as 0.
         batch_size: samples in a batch, on all ranks together.
-        positives: how many of them are positives; half of them, at most all there are, unless
-            given.
-        options: `batches_per_epoch`, one pass over the negatives unless given, and `seed`, `rank`
-            and `world_size` of `ResumableSampler`.
+        positives: how many of them are positives; half, at most all there are, unless given.
+        options: `batches_per_epoch` (one pass over the negatives unless given), `seed`, `rank` and
+            `world_size` of `ResumableSampler`.
     """
 
     def __init__(
-        self,
-        labels: Any,
-        batch_size: int = 64,
-        positives: int | None = None,
-        **options: Any,
+        self, labels: Any, batch_size: int = 64, positives: int | None = None, **options: Any
     ) -> None:
         call = "PositiveBatchSampler"
         table = np.asarray(torch.as_tensor(labels).detach().cpu())
@@ -350,13 +331,9 @@ class PositiveBatchSampler(GroupBatchSampler):
 
 
 class BlockSampler(ResumableSampler[Tensor]):
-    r"""B1 of n blocks per step, uniformly without replacement: for constraint sampling.
+    """B1 = `blocks_per_batch` of n blocks per step, for constraint sampling; the same on all ranks.
 
-    Args:
-        num_blocks: n, the number of blocks (m constraints).
-        blocks_per_batch: B1.
-        seed: as in `ResumableSampler`; the same on all ranks gives the same blocks.
-        batches_per_epoch: ceil(n / B1) unless given; it only sets the length of an iteration.
+    Drawn uniformly without replacement; an epoch has ceil(n / B1) batches unless given.
     """
 
     def __init__(
@@ -369,7 +346,8 @@ class BlockSampler(ResumableSampler[Tensor]):
     ) -> None:
         call = "BlockSampler"
         _checks.integer(call, "num_blocks", num_blocks, 1)
-        _check_draw(call, "blocks_per_batch", blocks_per_batch, num_blocks, "blocks")
+        _checks.integer(call, "blocks_per_batch", blocks_per_batch, 1)
+        _checks.in_interval(call, "blocks_per_batch", blocks_per_batch, 1, num_blocks)
         self.num_blocks, self.blocks_per_batch = num_blocks, blocks_per_batch
         if batches_per_epoch is None:
             batches_per_epoch = -(-num_blocks // blocks_per_batch)
@@ -398,8 +376,7 @@ def _read_ids(call: str, groups: Any) -> Ints:
     ids = read_index(place, groups)
     if isinstance(ids, Memberships):
         raise ValueError(
-            f"{place} must hold one id per sample, but holds all groups of each: a sample that is "
-            "drawn for one of them must not count in the others, whose means would be biased. Draw "
+            f"{place} must hold one id per sample, but holds all groups of each. Draw "
             "`members = fcco.groups.GroupMemberships(dataset, groups)` by their `members.group`."
         )
     if len(ids) == 0:
@@ -408,22 +385,12 @@ def _read_ids(call: str, groups: Any) -> Ints:
     return ids.detach().cpu().numpy()
 
 
-def _check_draw(call: str, name: str, drawn: int, available: int, noun: str) -> None:
-    _checks.integer(call, name, drawn, 1)
-    if drawn > available:
-        raise ValueError(
-            f"`{call}({name}=...)` must be at most the number of {noun}, {available}, "
-            f"but is: {drawn} ({noun} are drawn without replacement)."
-        )
-
-
 def _rank_and_world_size(call: str, rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise ValueError(f"`{call}(...)` needs both rank and world_size, or neither.")
     if rank is None or world_size is None:
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return 0, 1
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+        group = find_group()
+        return (0, 1) if group is None else (group.rank, group.size)
     _checks.integer(call, "world_size", world_size, 1)
     _checks.integer(call, "rank", rank, 0)
     _checks.below(call, "rank", rank, world_size, "world_size", "ranks count from 0")

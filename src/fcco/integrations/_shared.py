@@ -14,8 +14,7 @@ from ..constraints import ConstrainedObjective
 from ..group_dro import GroupObjective
 from ..groups import GroupBatchSampler, ResumableSampler
 from ..optim import MethodOptimizer
-from ..previous import parameters_of, unwrap
-from ..previous.swap import any_sharded
+from ..previous import any_sharded, parameters_of, unwrap
 from ..report import ConstraintReport, GroupReport
 
 __all__ = [

@@ -28,8 +28,7 @@ from torch import Tensor
 from .. import _checks
 from .._distributed import Group, find_group, patience
 from ..optim.wrapper import SharedGroupsOptimizer
-from ..previous import PreviousParameters
-from ..previous.swap import any_sharded, parameters_at
+from ..previous import PreviousParameters, any_sharded, parameters_at
 from ..rules.proximal import proximal_value, pull_strength, regularised, running_average
 from ..terms.limits import UnsampledTerm
 from ..tracker import NonFiniteValue, Tracked

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from .. import _checks
-from ..previous import unwrap
-from ..previous.swap import parameters_at
+from ..previous import parameters_at, unwrap
 from ..rules.proximal import envelope_gradient, proximal_step
 from .wrapper import MethodOptimizer
 

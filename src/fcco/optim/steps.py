@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from .._state import pack, unpack
-from ..previous import after_closure, parameters_of, unwrap
-from ..previous.swap import versions_kept
+from ..previous import after_closure, parameters_of, unwrap, versions_kept
 
 __all__ = ["OutputIterate", "adam_type", "momentum_type"]
 

@@ -17,7 +17,7 @@
 | `OneSidedMCP` | m u - c/2 u^2 for u > 0, then constant | weakly convex, monotone |
 | `MoreauEnvelope` | min_v f(v) + norm(u - v)^2 / (2 lambda) | smooth |
 
-`AbstractOuter` is the base class of your own; `numeric_prox` and the projection help to write one.
+`AbstractOuter` is the base class of your own.
 """
 
 from .base import AbstractOuter, MoreauEnvelope, numeric_prox

@@ -30,8 +30,7 @@ class AbstractOuter(abc.ABC):
     r"""An outer function f: R^{d1} -> R.
 
     A subclass needs a value (`__call__`). Without its own `gradient` it is differentiated by
-    autograd; without its own `prox` a scalar function uses `numeric_prox`. The declared facts
-    decide which methods accept it:
+    autograd; without its own `prox` a scalar function uses `numeric_prox`.
 
     Attributes:
         dim: d1; 1 acts elementwise, None accepts any length of the last axis.
@@ -83,7 +82,8 @@ class AbstractOuter(abc.ABC):
         wide = _widen(u)
         nearest = self.prox(wide, step)
         slope = (wide - nearest) / step
-        value = self._envelope_value(nearest, slope, step)
+        # The step stands between the slopes, whose square alone may overflow.
+        value = self(nearest) + self._sum(slope * (step / 2) * slope)
         return value.to(u.dtype), slope.to(u.dtype)
 
     def violation(self, u: Tensor) -> Tensor:
@@ -116,11 +116,6 @@ class AbstractOuter(abc.ABC):
         gradient, value = torch.func.grad(total, has_aux=True)(u)
         return value, gradient
 
-    def _envelope_value(self, nearest: Tensor, slope: Tensor, step: float | Tensor) -> Tensor:
-        """The envelope from prox(u) and its gradient (u - prox(u)) / step."""
-        # The step stands between the slopes, whose square alone may overflow.
-        return self(nearest) + self._sum(slope * (step / 2) * slope)
-
     def _sum(self, elementwise: Tensor) -> Tensor:
         return elementwise if self.dim == 1 else elementwise.sum(-1)
 
@@ -148,15 +143,13 @@ class MoreauEnvelope(AbstractOuter):
         f_\lambda(u) = \min_v f(v) + \tfrac{1}{2\lambda}\|u - v\|^2, \qquad
         \nabla f_\lambda(u) = \tfrac{1}{\lambda}(u - \mathrm{prox}_{\lambda f}(u)).
 
-    Both are exact; autograd gives the same gradient (first derivatives only). For convex f the
-    envelope equals Nesterov smoothing, and f_lambda <= f <= f_lambda + lambda C_f^2 / 2. It is
-    convex, monotone and C_f-Lipschitz where f is. The envelope of f_lambda is that of f at a larger
+    Both are exact; autograd gives the same gradient (first derivatives only). For convex f,
+    f_lambda <= f <= f_lambda + lambda C_f^2 / 2. The envelope of f_lambda is that of f at a larger
     lambda (Beck 2017, First-order methods in optimization, theorem 6.63), so its prox is exact too.
 
     Args:
         outer: the function f.
-        smoothing: lambda, below 1/rho_f. It includes the scale of f: for rho [u]_+ the quadratic
-            zone is 0 < u < lambda rho.
+        smoothing: lambda, below 1/rho_f: for rho [u]_+ the quadratic zone is 0 < u < lambda rho.
     """
 
     outer: AbstractOuter
@@ -215,23 +208,16 @@ def numeric_prox(outer: AbstractOuter, u: Tensor, step: float | Tensor) -> Tenso
     r"""prox_{step f}(u) by golden-section search, elementwise.
 
     For step < 1/rho_f the objective f(v) + (u - v)^2/(2 step) is strongly convex, so the search
-    finds its minimum; f may be `inf` or `nan` elsewhere, but not at u. With a finite C_f the
-    minimum lies within step C_f of u. Otherwise the bracket starts at u +- step and each end
-    doubles while it lies below the centre, up to 2^40 times.
-
-    The search runs in float64 (where the device has it) with a fixed number of iterations, and is
-    right to about 1e-8: comparing values resolves a minimum to the root of the precision.
+    finds its minimum, right to about 1e-8: comparing values in float64 resolves a minimum to the
+    root of the precision. f may be `inf` or `nan` elsewhere, but not at u.
     """
     if outer.dim != 1:
-        raise ValueError(
-            f"`numeric_prox(outer=...)` must be scalar (dim=1) but is: {outer!r}; "
-            "a vector function must define its own `prox`."
-        )
+        raise ValueError(f"{outer!r} is a function of a vector: it must define its own `prox`.")
     rho = outer.weak_convexity
     if isinstance(rho, (int, float)) and math.isinf(rho):
         raise ValueError(
             f"{outer!r} has no known prox: declare `convex = True`, or `weak_convexity = rho` "
-            "where f + rho/2 u^2 is convex, so that a numeric search is sure to find it."
+            "where f + rho/2 u^2 is convex."
         )
     check_step(outer, step)
     centre = _widen(u.detach())
@@ -255,6 +241,7 @@ def _bracket(
     lipschitz = outer.lipschitz
     if isinstance(lipschitz, Tensor) or math.isfinite(lipschitz):
         return u - step * lipschitz, u + step * lipschitz
+    # Each end doubles while it lies below the centre.
     centre = objective(u)
     below = above = step * torch.ones_like(u)
     for _ in range(_DOUBLINGS):

@@ -33,12 +33,6 @@ class CVaR(AbstractOuter):
 
     Args:
         ratio: r in (0, 1]; 1/d is the maximum.
-
-    Example:
-        >>> import torch
-        >>> from fcco.outer import CVaR
-        >>> CVaR(ratio=0.5)(torch.tensor([1.0, 3.0, 2.0]))  # (3 + 2/2) / 1.5
-        tensor(2.6667)
     """
 
     ratio: float
@@ -86,9 +80,8 @@ def project_capped_simplex(
 ) -> Tensor:
     r"""Project onto {0 <= y <= cap, sum y = total}, exactly.
 
-    The projection is clip(point - t, 0, cap), and its sum is piecewise linear and decreasing in t
-    with breakpoints point - cap and point: sort them, add up the pieces, solve the last one.
-
+    It is clip(point - t, 0, cap), and its sum is piecewise linear and decreasing in t with
+    breakpoints point - cap and point: sort them, add up the pieces, solve the last one.
     The last axis has length d; `cap` is at least total / d, and total / cap need not be an integer.
     As a tensor it is 0-dimensional or ends in an axis of length 1.
     """
@@ -125,12 +118,8 @@ def project_capped_simplex(
 def capped_threshold(point: Tensor, cap: float | Tensor, total: float | Tensor = 1.0) -> Tensor:
     """The smallest entry with weight when the largest entries get `cap` each, up to `total`."""
     ordered = point.sort(dim=-1, descending=True).values
-    remaining = total - cap * _numbers(point)
-    return torch.where(remaining > 0, ordered, torch.inf).amin(dim=-1, keepdim=True)
-
-
-def _numbers(point: Tensor) -> Tensor:
-    return torch.arange(point.shape[-1], dtype=point.dtype, device=point.device)
+    larger = torch.arange(point.shape[-1], dtype=point.dtype, device=point.device)
+    return torch.where(total - cap * larger > 0, ordered, torch.inf).amin(dim=-1, keepdim=True)
 
 
 def _as_tensor(value: float | Tensor, like: Tensor) -> Tensor:

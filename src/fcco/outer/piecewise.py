@@ -72,14 +72,7 @@ class _PiecewiseLinear(AbstractOuter):
 
 @dataclass(frozen=True)
 class Hinge(_PiecewiseLinear):
-    """f(u) = scale [u]_+, an exact penalty for a constraint g_i(w) <= 0.
-
-    Example:
-        >>> from fcco.outer import Hinge
-        >>> hinge, u = Hinge(scale=2.0), torch.tensor([-1.0, 0.5, 3.0])
-        >>> hinge(u), hinge.prox(u, 1.0)
-        (tensor([0., 1., 6.]), tensor([-1.,  0.,  1.]))
-    """
+    """f(u) = scale [u]_+, an exact penalty for a constraint g_i(w) <= 0."""
 
     scale: float = 1.0
 
@@ -90,8 +83,7 @@ class Hinge(_PiecewiseLinear):
 class CVaRHinge(_PiecewiseLinear):
     """f(u) = [u]_+ / ratio: s plus the mean of f(loss - s) is the CVaR of losses at the best s.
 
-    1/ratio is part of f, so the quadratic zone of the envelope has width lambda / ratio (see
-    docs/concepts/mathematics.md).
+    1/ratio is part of f, so the quadratic zone of the envelope has width lambda / ratio.
     """
 
     ratio: float
@@ -133,8 +125,7 @@ class TwoSidedHinge(AbstractOuter):
     """f(u) = scale [abs(u_1 - u_2) - tolerance]_+: two tracked rates may differ by a tolerance.
 
     It is the dead zone phi of one number, phi(a^T u) with a = (1, -1), hence
-    f_lambda(u) = phi_{2 lambda}(u_1 - u_2). Not monotone: y = (c, -c) has both signs (see
-    docs/concepts/mathematics.md).
+    f_lambda(u) = phi_{2 lambda}(u_1 - u_2) (see docs/concepts/mathematics.md).
     """
 
     tolerance: float
@@ -194,10 +185,8 @@ class OneSidedMCP(AbstractOuter):
         f(u) = \text{scale}\; t - \tfrac12\,\text{curvature}\; t^2, \qquad
         t = \min([u]_+,\, \text{scale}/\text{curvature})
 
-    One very large inner value cannot dominate the mean. (The truncated hinge min([u]_+, c) of the
-    same shape is not weakly convex: at its concave kink no rho makes f + rho/2 u^2 convex.)
-
-    Its weak convexity rho_f is `curvature`: the envelope exists for lambda < 1/curvature only.
+    One very large inner value cannot dominate the mean. Its weak convexity rho_f is `curvature`:
+    the envelope exists for lambda < 1/curvature only.
 
     References:
         Zhang (2010), Nearly unbiased variable selection under minimax concave penalty.

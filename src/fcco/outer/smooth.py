@@ -19,17 +19,6 @@ from .base import AbstractOuter, check_step, derived
 __all__ = ["ClassSeparation", "Discount", "Linear", "LogMeanExp", "Ratio", "SquaredHinge"]
 
 
-class _SmoothOnly(AbstractOuter):
-    """A smooth function without a prox: methods use its value and gradient only."""
-
-    smooth = True
-
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        raise ValueError(
-            f"{self!r} is smooth: it offers no prox and needs none; use it without smoothing."
-        )
-
-
 @dataclass(frozen=True)
 class SquaredHinge(AbstractOuter):
     """f(u) = scale/2 [u]_+^2, a smooth but inexact penalty for g_i(w) <= 0."""
@@ -52,17 +41,17 @@ class SquaredHinge(AbstractOuter):
         return torch.where(u > 0, u / (1 + step * self.scale), u)
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient is f'(prox(u)): f has no kink."""
-        nearest = self.prox(u, step)
-        slope = self.gradient(nearest)
-        return self._envelope_value(nearest, slope, step), slope
+        """The envelope is such a function again, of a smaller scale."""
+        check_step(self, step)
+        scale, beyond = self.scale / (1 + step * self.scale), relu(u)
+        return beyond.square() * (scale / 2), beyond * scale
 
 
 @dataclass(frozen=True)
-class Linear(_SmoothOnly):
+class Linear(AbstractOuter):
     """f(u) = u: plain averages as a coupled term."""
 
-    convex = monotone = True
+    convex = monotone = smooth = True
     lipschitz = 1.0
 
     def __call__(self, u: Tensor) -> Tensor:
@@ -73,13 +62,14 @@ class Linear(_SmoothOnly):
 
 
 @dataclass(frozen=True)
-class Ratio(_SmoothOnly):
+class Ratio(AbstractOuter):
     """f(u_1, u_2) = -u_1 / u_2 for u_2 > 0: minus the precision at one positive example.
 
     u_1 is the surrogate rank among the positives, u_2 among all examples.
     """
 
     dim = 2
+    smooth = True
 
     def __call__(self, u: Tensor) -> Tensor:
         positives, total = u.unbind(dim=-1)
@@ -92,7 +82,7 @@ class Ratio(_SmoothOnly):
 
 
 @dataclass(frozen=True)
-class Discount(_SmoothOnly):
+class Discount(AbstractOuter):
     """f(u) = scale / log2(1 + u) for u > 0: the discount of NDCG at a (surrogate) rank u.
 
     A gain is maximised: minus the normalised gain of the example as `scale` makes f a loss.
@@ -100,11 +90,11 @@ class Discount(_SmoothOnly):
 
     scale: float = 1.0
 
+    smooth = True
     convex = derived(lambda self: self.scale > 0)
     monotone = derived(lambda self: self.scale < 0)
 
     def __post_init__(self) -> None:
-        _checks.number("Discount", "scale", self.scale)
         _checks.positive("Discount", "abs(scale)", abs(self.scale))
 
     def __call__(self, u: Tensor) -> Tensor:
@@ -115,7 +105,7 @@ class Discount(_SmoothOnly):
 
 
 @dataclass(frozen=True)
-class ClassSeparation(_SmoothOnly):
+class ClassSeparation(AbstractOuter):
     r"""The spread of the scores within two classes, and the lack of a margin between them.
 
     .. math::
@@ -126,13 +116,13 @@ class ClassSeparation(_SmoothOnly):
     minimum instead of a min-max problem.
 
     References:
-        Z. Yuan et al., Large-scale robust deep AUC maximization: a new surrogate loss and empirical
-        studies on medical image classification, 2021 (AUCM).
+        Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
     """
 
     margin: float = 1.0
 
     dim = 4
+    smooth = True
 
     def __post_init__(self) -> None:
         _checks.positive("ClassSeparation", "margin", self.margin)
@@ -149,7 +139,7 @@ class ClassSeparation(_SmoothOnly):
 
 
 @dataclass(frozen=True)
-class LogMeanExp(_SmoothOnly):
+class LogMeanExp(AbstractOuter):
     r"""tau log(u + offset) for a tracker that keeps nu = log u itself, so that nothing overflows.
 
     .. math::
@@ -163,7 +153,7 @@ class LogMeanExp(_SmoothOnly):
     temperature: float
     offset: float = 0.0
 
-    convex = monotone = True
+    convex = monotone = smooth = True
     lipschitz = derived(lambda self: self.temperature)
 
     def __post_init__(self) -> None:

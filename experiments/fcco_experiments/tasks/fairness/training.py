@@ -179,12 +179,11 @@ class FairnessTraining(BaseTraining):
         """The least singular value of the constraints' Jacobian (assumption cons_cond), where some
         constraint is violated; nothing where all hold.
         """
-        jacobian = diagnostics.constraint_condition(
+        values = diagnostics.constraint_condition(
             self._violations, self.built.count, self.parameters
         )
-        if jacobian.feasible:
-            return {}
-        return {"singular_value": jacobian.smallest, "singular_value_violated": jacobian.violated}
+        keys = ("singular_value", "singular_value_violated")
+        return {} if values is None else dict(zip(keys, values, strict=True))
 
     def finish(self) -> Row:
         """KKT residuals with the method's multipliers and with the best ones, and `condition`."""

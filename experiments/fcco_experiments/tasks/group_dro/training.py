@@ -237,7 +237,7 @@ class GroupDROTraining(BaseTraining):
     def _jacobian(self) -> Tensor:
         """The gradient of each group's training loss, (n, d), batch by batch, in float64.
 
-        Unlike `fcco.diagnostics.smallest_eigenvalue` it needs the graph of one batch at a time, so
+        Unlike `fcco.diagnostics.eigenvalues` it needs the graph of one batch at a time, so
         a group may have thousands of images; the price is memory for n gradients. Batches are no
         larger than those in training, since those of evaluation need room for no graph.
         """
