@@ -152,6 +152,10 @@ class ConstrainedObjective(Compositional):
         average = None if self.multiplier_average is None else self.multiplier_average.mean()
         return constraint_report(self, given, average, function, index)
 
+    def _own_limits(self) -> Any:
+        limits = self.term.limits
+        return dict(zip(limits.names or range(limits.number), limits.written(), strict=True))
+
     def _in_order(self, values: Tensor | Mapping[str, Tensor]) -> Tensor:
         limits = self.term.limits
         rows, _, index = parse("constraints", limits.names, values, self.term.tracker.dim)

@@ -124,7 +124,7 @@ class Report:
             return -math.inf if math.isnan(size) else size
 
         worst = sorted(self.rows, key=badness, reverse=True)[:_SHOWN]
-        lines = _aligned([header, *map(_cells, worst)])
+        lines = aligned([header, *map(_cells, worst)])
         left = len(self.rows) - len(worst)
         lines += [f"... and {left} more"] * (left > 0)
         lines += ["", summary, *(f"* {finding}" for finding in self.findings)]
@@ -202,7 +202,7 @@ def _cells(row: Row) -> list[str]:
     return [*cells[:2], limit, *cells[2:], met + "?" * unsure]
 
 
-def _aligned(table: list[list[str]]) -> list[str]:
+def aligned(table: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     pairs = [zip(cells, widths, strict=True) for cells in table]
     return ["  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in pairs]
