@@ -11,7 +11,6 @@ from typer import Argument, Option
 
 from ..config import ConfigError
 from ..prose import printable
-from . import options as o
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +32,6 @@ Loss = Annotated[
 
 
 def gate(
-    context: typer.Context,
     old: Annotated[str, Argument(metavar="OLD", help="Column of the old model.")],
     new: Annotated[str, Argument(metavar="NEW", help="Column of the new model.")],
     data: Annotated[Path, Option(metavar="FILE", help="A table: csv, tsv or parquet, also .gz.")],

@@ -198,13 +198,13 @@ def numbers_in(table: Table, role: str, name: str) -> np.ndarray:
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise WrongData(
-            f"`{role}`: the column `{name}` of {table.where} must hold finite numbers, but data row "
-            f"{_number(table, bad)} has {cells.iloc[bad[0]]}."
+            f"`{role}`: the column `{name}` of {table.where} must hold finite numbers, but data "
+            f"row {_number(table, bad)} has {cells.iloc[bad[0]]}."
         )
     if len(values) > 1 and (values == values[0]).all():
         raise WrongData(
-            f"`{role}`: the column `{name}` of {table.where} is {values[0]:g} in all rows: there is "
-            "nothing to compare."
+            f"`{role}`: the column `{name}` of {table.where} is {values[0]:g} in all rows: there "
+            "is nothing to compare."
         )
     return values
 
