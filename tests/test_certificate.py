@@ -1,4 +1,4 @@
-"""Certificates: exact bounds by scipy, joint coverage by simulation, verdicts, the objective's door."""
+"""Certificates: bounds beside scipy, joint coverage by simulation, verdicts, objectives."""
 
 from __future__ import annotations
 
@@ -177,6 +177,14 @@ def test_a_reference_makes_limits_of_differences():
     assert paired.rows == certify({"a": after - before}, 0.05).rows and paired.passed
     apart = certify({"a": after}, 9.0).rows[0]
     assert paired.rows[0].bound - paired.rows[0].value < 0.2 * (apart.bound - apart.value)
+
+
+def test_a_difference_may_be_negative_in_rows_to_come():
+    """Those of 0/1 errors: 0 and 1 in the sample, and no -1."""
+    before, after = rate(0, 100), rate(10, 100)
+    low, high = certify({"a": after}, (-1, 1), reference={"a": before}).rows[0].bound
+    exact = stats.beta.ppf([1 - 0.025] * 2, [1, 11], [100, 90])
+    assert (-low, high) == pytest.approx(exact, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ so that all bounds hold together with the probability `level`, whatever rows the
 * Other values: mean + c s / sqrt(n), where c is a quantile of sqrt(n) (truth - mean) / s in samples
   of n rows drawn from those of one limit, of each as often: that sums up what all limits miss, and
   knows that rows without the rare large losses have a small mean and a small s. Beyond 200 rows
-  and 20,000 draws c goes on like the first term of its Edgeworth series. It is at least that of
-  Student, and s at least what those of the other limits suggest; three tenths of the chance are
-  kept for what all this misses. Where c is over 1.5 times that of a normal distribution, the rows
-  are too few for a bound.
+  and 20,000 draws c goes on like the first term of its Edgeworth series. It is at least Student's,
+  and s at least what those of other limits suggest; three tenths of the chance are kept for what
+  this misses. Where c is over twice that of a normal distribution, the rows are too few.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .terms.limits import AtLeast, Limit, bounds
 
 __all__ = ["Certificate", "Tested", "certify"]
 
-_LONGEST, _DRAWS, _DOUBTFUL, _SPENT = 200, 20_000, 1.5, 0.7
+_LONGEST, _DRAWS, _DOUBTFUL, _SPENT = 200, 20_000, 2.0, 0.7
 _VERDICTS = ("fail", "too few rows", "pass")
 
 
@@ -101,16 +100,10 @@ def _written(value: Any) -> str:
 
 
 def certify(
-    values: Mapping[Any, Any],
-    limits: Any,
-    *,
-    reference: Mapping[Any, Any] | None = None,
-    level: float = 0.95,
-    tolerance: float = 0.0,
-    min_rows: int = 20,
-    joint: bool = True,
+    values: Mapping[Any, Any], limits: Any, *, reference: Mapping[Any, Any] | None = None,
+    level: float = 0.95, tolerance: float = 0.0, min_rows: int = 20, joint: bool = True,
     seed: int = 0,
-) -> Certificate:
+) -> Certificate:  # fmt: skip
     """Test limits on the means of values of new rows.
 
     Args:
@@ -123,16 +116,6 @@ def certify(
         min_rows: limits with fewer rows are not tested, and do not count among the m.
         joint: False: each bound has the probability `level` by itself.
         seed: of the draws.
-
-    Example:
-        >>> from fcco.certificate import certify
-        >>> errors = {"old": [0] * 190 + [1] * 10, "new": [0] * 27 + [1] * 3}
-        >>> print(certify(errors, 0.15))
-        limit on  rows  value  bound    limit  verdict
-        new       30    0.1    0.2653   0.15   too few rows
-        old       200   0.05   0.09003  0.15   pass
-        <BLANKLINE>
-        Not passed: 1 of 2 limits hold, together at 95 %
     """
     _checks.in_interval("certify", "level", level, 0.5, 1.0, open_high=True)
     _checks.finite("certify", "tolerance", tolerance, 0.0)
@@ -145,28 +128,31 @@ def certify(
                 f"`certify(values=..., {what}=...)` must have the same names but have "
                 f"{list(samples)} and {list(other)}."
             )
-    for name in reference or ():
-        other = _read(name, (reference or {})[name])
-        if len(other) != len(samples[name]):
+    ends = {}
+    for name, own in samples.items():
+        other = own if reference is None else _read(name, reference[name])
+        if len(other) != len(own):
             raise ValueError(f"`reference` has {len(other)} rows of `{name}`, not those of values.")
-        samples[name] = samples[name] - other
-    ends = {name: _ends(name, limits[name], tolerance) for name in samples}
+        samples[name] = own if reference is None else own - other
+        low, high = bounds("certify(limits=...)", name, limits[name])
+        if low == high and tolerance == 0:
+            raise ValueError(f"The equality of `{name}` needs a `tolerance`: rows cannot prove it.")
+        ends[name] = low - tolerance, high + tolerance
     tested = [name for name, own in samples.items() if len(own) >= min_rows]
     sides = sum(math.isfinite(end) for name in tested for end in ends[name])
     chance = (1 - level) / (max(sides, 1) if joint else 1)
-    found = dict(zip(tested, _bounds([samples[n] for n in tested], chance, seed), strict=True))
-    rows = []
+    tests = _bounds([samples[name] for name in tested], chance, reference is not None, seed)
+    found, rows = dict(zip(tested, tests, strict=True)), []
     for name, own in samples.items():
         (low, high), (least, most) = ends[name], found.get(name, (-math.inf, math.inf))
         value = float(own.mean()) if len(own) else None
         verdict = "pass" if least >= low and most <= high else "too few rows"
         if name in found and not low <= own.mean() <= high:
             verdict = "fail"
-        limit = (
-            (low, high) if math.isfinite(high - low) else AtLeast(low) if high == math.inf else high
-        )
         pair = tuple(None if math.isinf(end) else end for end in (least, most))
-        bound = pair if isinstance(limit, tuple) else pair[high < math.inf]
+        bound, limit = pair, (low, high)
+        if math.isinf(low) or math.isinf(high):
+            bound, limit = (pair[0], AtLeast(low)) if high == math.inf else (pair[1], high)
         rows.append(Tested(name, len(own), value, bound, limit, verdict))
     return Certificate(tuple(rows), level, joint)
 
@@ -179,20 +165,17 @@ def _read(name: Any, given: Any) -> np.ndarray:
     return own
 
 
-def _ends(name: Any, limit: Any, tolerance: float) -> tuple[float, float]:
-    low, high = bounds("certify(limits=...)", name, limit)
-    if low == high and tolerance == 0:
-        raise ValueError(f"The equality of `{name}` needs a `tolerance`: rows cannot prove it.")
-    return low - tolerance, high + tolerance
-
-
-def _bounds(samples: Sequence[np.ndarray], chance: float, seed: int) -> list[tuple[float, float]]:
+def _bounds(
+    samples: Sequence[np.ndarray], chance: float, paired: bool, seed: int
+) -> list[tuple[float, float]]:
     """A lower and an upper bound of each expectation, each missed with that chance."""
     found, real = [(-math.inf, math.inf)] * len(samples), []
     for k, own in enumerate(samples):
         size, hits = len(own), int(own.sum())
         if np.isin(own, (0, 1)).all():
-            found[k] = 1 - _rate(size - hits, size, chance), _rate(hits, size, chance)
+            # A difference may be -1 in other rows, too.
+            low = -_rate(0, size, chance) if paired else 1 - _rate(size - hits, size, chance)
+            found[k] = low, _rate(hits, size, chance)
         elif own.std() > 0:  # values that are all alike say nothing about others
             real.append(k)
     if not real:
@@ -243,7 +226,7 @@ def _factors(shapes: list[np.ndarray], sizes: np.ndarray, chance: float, seed: i
         variance = np.maximum(squares - sums**2 / lengths, 1e-12) / (lengths - 1)
         ratios.append(sums / np.sqrt(lengths * variance))
     place = np.searchsorted(lengths, sizes, "right") - 1
-    free = sizes - 1
+    free = sizes - 1  # Student's quantile, by Cornish and Fisher
     student = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
     found = []
     for sign in (-1, 1):
