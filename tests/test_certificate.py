@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def rate(hits: int, size: int) -> np.ndarray:
     return np.repeat([1.0, 0.0], [hits, size - hits])
 
 
-def row(certificate, name):
+def row(certificate, name) -> Any:
     return next(each for each in certificate.rows if each.name == name)
 
 

@@ -134,13 +134,13 @@ def rows_by_block(term: AbstractTerm, values: Any, index: Index) -> dict[Any, Te
             f"{' and there is no `index`' if index is None else ''}."
         )
     found = read_index("`index`", index, number)
-    samples, ids = torch.arange(len(values)), found
     if isinstance(found, Memberships):
-        samples, ids = found.sample.cpu(), found.group
-    size = found.samples if isinstance(found, Memberships) else len(found)
+        samples, ids, size = found.sample.cpu(), found.group.cpu(), found.samples
+    else:
+        samples, ids, size = torch.arange(len(found)), found.cpu(), len(found)
     if size != len(values):
         raise ValueError(f"`index` must have a row for each of the {len(values)} values: {size}.")
-    if len(ids := ids.cpu()):
+    if len(ids):
         check_range("`index`", int(ids.min()), int(ids.max()), number)
     counts = torch.bincount(ids, minlength=number).tolist()
     rows = values.detach().cpu()[samples[ids.argsort(stable=True)]].split(counts)

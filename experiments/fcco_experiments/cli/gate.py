@@ -175,8 +175,9 @@ def _losses(
     columns = {"OLD": old, "NEW": new}
     if loss in ("squared", "absolute"):
         truth = numbers_in(table, "label", label)
-        away = [np.abs(numbers_in(table, *column) - truth) for column in columns.items()]
-        return loss, *(each**2 if loss == "squared" else each for each in away)
+        power = 2 if loss == "squared" else 1
+        away = [np.abs(numbers_in(table, *column) - truth) ** power for column in columns.items()]
+        return loss, away[0], away[1]
     codes, words = coded(table, "label", label)
     texts = [plain_cells(table, *column) for column in columns.items()]
     hard = label in table.frame and all(text.isin(words).all() for text in texts)
@@ -188,7 +189,8 @@ def _losses(
                     f"{', '.join(words[:5])}."
                 )
         truth = plain_cells(table, "label", label)
-        return "error", *((text != truth).to_numpy(float) for text in texts)
+        wrong = [(text != truth).to_numpy(float) for text in texts]
+        return "error", wrong[0], wrong[1]
     if len(words) != 2:
         raise ConfigError(
             f"`label`: {label} has {len(words)} values, and log loss is for two. Name one as "
@@ -202,7 +204,8 @@ def _losses(
                 "needs probabilities from 0 to 1. Another loss: --loss squared."
             )
     near = [np.where(codes == 1, score, 1 - score) for score in scores]
-    return "log", *(-np.log(np.maximum(each, 1e-6)) for each in near)
+    surprise = [-np.log(np.maximum(each, 1e-6)) for each in near]
+    return "log", surprise[0], surprise[1]
 
 
 def _members(table: Table, segments: list[str]) -> dict[str, np.ndarray]:
