@@ -64,6 +64,7 @@ from .terms import AtLeast, Equal
 from .tracker import NonFiniteValue
 
 if _TYPE_CHECKING:
+    from . import certificate as certificate
     from . import contrastive as contrastive
     from . import diagnostics as diagnostics
     from . import fleet, xrisk
@@ -74,6 +75,7 @@ __version__ = "0.1.0"
 # Imported when they are first used: not every program needs them.
 _LAZY = {
     "GlobalContrastive": "contrastive",
+    "certificate": "certificate",
     "contrastive": "contrastive",
     "diagnostics": "diagnostics",
     "fleet": "fleet",

@@ -93,6 +93,10 @@ class ConstrainedObjective(Compositional):
         given = None if values is None else self._in_order(values)
         return constraint_report(self, given, function, index)
 
+    def _own_limits(self) -> Any:
+        limits = self.term.limits
+        return dict(zip(limits.names or range(limits.number), limits.written(), strict=True))
+
     def _in_order(self, values: Tensor | Mapping[str, Tensor]) -> Tensor:
         limits = self.term.limits
         rows, _, index = parse("constraints", limits.names, values, self.term.tracker.dim)

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from ._checks import meant
 from ._distributed import Group, sum_over_ranks
+from .index import Memberships, check_range, read_index
 from .tracker import NonFiniteValue
 
-__all__ = ["ONLY", "Index", "Measured", "mean_loss", "parse", "split", "term_name"]
+__all__ = [
+    "ONLY", "Index", "Measured", "mean_loss", "parse", "rows_by_block", "split", "term_name",
+]  # fmt: skip
 
 Index = Any
 """Block of each entry: a tensor, an array or a list. Or all blocks of each sample: a boolean matrix
@@ -85,6 +88,46 @@ def parse(
     carriers = [value if surrogate is None else surrogate for value, surrogate in parts]
     index = torch.tensor([known[name] for name in values])
     return tracked, torch.stack(carriers) if apart else None, index
+
+
+def rows_by_block(term: Any, values: Any, index: Index) -> dict[Any, Tensor]:
+    """The values of new rows that belong to each block, by its name or number.
+
+    Args:
+        term: with the blocks.
+        values: a value per row and the blocks of each as `index`; without it a column per block,
+            or the rows of some blocks by name. Of `Measured` pairs the first counts.
+        index: see `Index`.
+    """
+    number = term.tracker.num_inner
+    names: Sequence[Any] = term.names or range(number)
+    values = values.value if isinstance(values, Measured) else values
+    if isinstance(values, Mapping):
+        if unknown := [name for name in values if name not in names]:
+            raise ValueError(f"Values are given for {unknown}, but the names are: {[*names]}.")
+        nothing = term.tracker.value.new_empty(0)
+        given = {name: values.get(name, nothing) for name in names}
+        return {n: v.value if isinstance(v, Measured) else v for n, v in given.items()}
+    if index is None and values.dim() == 2 and values.shape[1] == number:
+        return dict(zip(names, values.unbind(1), strict=True))
+    if index is None or values.dim() != 1:
+        raise ValueError(
+            "A certificate needs a value for each row, (N,), with an `index`; or a column for each "
+            f"of the {number} blocks without one; but the values have shape {tuple(values.shape)}"
+            f"{' and there is no `index`' if index is None else ''}."
+        )
+    found = read_index("`index`", index, number)
+    if isinstance(found, Memberships):
+        samples, ids, size = found.sample.cpu(), found.group.cpu(), found.samples
+    else:
+        samples, ids, size = torch.arange(len(found)), found.cpu(), len(found)
+    if size != len(values):
+        raise ValueError(f"`index` must have a row for each of the {len(values)} values: {size}.")
+    if len(ids):
+        check_range("`index`", int(ids.min()), int(ids.max()), number)
+    counts = torch.bincount(ids, minlength=number).tolist()
+    rows = values.detach().cpu()[samples[ids.argsort(stable=True)]].split(counts)
+    return dict(zip(names, rows, strict=True))
 
 
 def term_name(name: str) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
 from ._state import CheckedState, pack, unpack
 from ._watch import FAULTS, MIN_WAIT, WINDOW, FirstCalls, Loop, Losses, sequence_number
-from .inputs import ONLY, Index, mean_loss, parse, split, term_name
+from .certificate import Certificate, certify
+from .inputs import ONLY, Index, mean_loss, parse, rows_by_block, split, term_name
 from .optim import MethodOptimizer
 from .previous import Optimizers, PreviousParameters, unwrap
 from .terms import AbstractTerm
@@ -590,6 +591,49 @@ class Compositional(CheckedState):
                 batch = term.tracker.pool(self._no_entries(name)._replace(previous=None))
             pooled[name] = over_ranks(batch, group)
         return pooled
+
+    def certificate(
+        self,
+        function: Function,
+        index: Index = None,
+        *,
+        limit: Any = None,
+        reference: Any = None,
+        **options: Any,
+    ) -> Certificate:
+        """Test limits on new rows, which were used for nothing else; see `fcco.certificate`.
+
+        Nothing is updated: the function runs once, without gradient, the model in `eval()`.
+
+        Args:
+            function: as in a call of the objective; where that takes means, a value for each row.
+            index: as in a call. Without it the values are given by name, or as a column for each
+                block.
+            limit: one for all blocks, or a dict by their names or numbers; see `certify`. Those of
+                the objective unless given.
+            reference: the values of another model for the same rows, in the same form. The limit
+                is then that of the differences, 0 unless given.
+            options: `level`, `tolerance`, `min_rows`, `joint` and `seed` of `certify`.
+        """
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                values = split(function())[1]
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        rows = rows_by_block(self.term, values, index)
+        if reference is not None:
+            options["reference"] = rows_by_block(self.term, reference, index)
+            limit = 0.0 if limit is None else limit
+        return certify(rows, self._own_limits() if limit is None else limit, **options)
+
+    def _own_limits(self) -> Any:
+        raise ValueError(
+            f"`{type(self).__name__}` has no limits of its own: give `certificate(limit=...)`, a "
+            "number for all or a dict; or the values of a model to compare with as `reference`."
+        )
 
     def _identity(self) -> dict[str, Any]:
         """What a state must have in common with the objective that loads it."""

@@ -17,6 +17,7 @@ from .. import __version__
 from .. import config as configs
 from ..config import ConfigError
 from ..prose import printable
+from . import gate as gates
 from . import options as o
 
 _KEYS = """Every key of the config is an option, with dots for what is nested; `fcco config TASK
@@ -297,6 +298,14 @@ def data_sets(context: typer.Context) -> None:
     typer.main.get_command(data_app).main(
         context.args, context.command_path, help_option_names=["-h", "--help"]
     )
+
+
+command(
+    "fcco gate old new --data losses.csv --segments region,device --tolerance 0.01",
+    "fcco gate score_v1 score_v2 --label clicked --data clicks.parquet --segments country --json",
+    "fcco gate v1 v2 --label species --data birds.csv --segments site --out gate.html",
+    keys=False,
+)(gates.gate)
 
 
 # --- Parts of several commands -------------------------------------------------------------------

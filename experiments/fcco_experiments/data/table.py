@@ -184,6 +184,31 @@ def _number(table: Table, places: np.ndarray) -> int:
     return int(table.frame.index[places[0]]) + 1
 
 
+def numbers_in(table: Table, role: str, name: str) -> np.ndarray:
+    """The cells of a column as float64; all must be finite numbers, and not all the same.
+
+    Args:
+        table: with the column.
+        role: what it is used as, for errors.
+        name: of the column.
+    """
+    cells = _column(table, role, name)
+    parsed: Frame = pd.to_numeric(cells, errors="coerce")
+    values = parsed.to_numpy(np.float64)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise WrongData(
+            f"`{role}`: the column `{name}` of {table.where} must hold finite numbers, but data "
+            f"row {_number(table, bad)} has {cells.iloc[bad[0]]}."
+        )
+    if len(values) > 1 and (values == values[0]).all():
+        raise WrongData(
+            f"`{role}`: the column `{name}` of {table.where} is {values[0]:g} in all rows: there "
+            "is nothing to compare."
+        )
+    return values
+
+
 def coded(
     table: Table, role: str, name: str, values: Mapping[str, str] | None = None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -216,6 +241,11 @@ def coded(
             f"{cells.iloc[wrong[0]]}; it must be one of {', '.join(values)}."
         )
     return codes, tuple(values.values())
+
+
+def plain_cells(table: Table, role: str, name: str) -> Frame:
+    """The cells of a column as texts."""
+    return _plain(_column(table, role, name))
 
 
 def _plain(cells: Frame) -> Frame:

@@ -9,9 +9,9 @@ from typing import Any
 from ..stats import Table
 from ..store import Comparison
 from ..task import Task
-from . import page, sweep
+from . import gate, page, sweep
 
-__all__ = ["render", "render_sweep"]
+__all__ = ["render", "render_gate", "render_sweep"]
 
 
 def render(comparison: Comparison, values: Table, task: Task, config: Any) -> str:
@@ -36,6 +36,11 @@ def render_sweep(comparison: Comparison, told: Mapping[str, Any], task: Task, co
         config: what `task.page` asks for.
     """
     return _fill("sweep.html.j2", sweep.content(comparison, told, task, config))
+
+
+def render_gate(found: Mapping[str, Any], summary: str, old: str, new: str, data: str) -> str:
+    """The page of a gate as text; see `gate.content`."""
+    return _fill("gate.html.j2", gate.content(found, summary, old, new, data))
 
 
 def _fill(template: str, content: Mapping[str, Any]) -> str:

@@ -1,0 +1,233 @@
+"""The command `fcco gate`: is a new model worse than the old one on any segment of a table?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from ..config import ConfigError
+from ..prose import printable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..data.table import Table
+
+LOSSES = ("log", "error", "squared", "absolute")
+OWN = "the columns"  # losses that the table holds
+
+Loss = Annotated[
+    str | None,
+    Option(
+        metavar="|".join(LOSSES),
+        help="With --label: log loss of scores from 0 to 1 that the label is its second value, 0/1 "
+        "error of predicted labels, or squared or absolute error. Unless given: log for scores, "
+        "error where all predictions are values of the label.",
+    ),
+]
+
+
+def gate(
+    old: Annotated[str, Argument(metavar="OLD", help="Column of the old model.")],
+    new: Annotated[str, Argument(metavar="NEW", help="Column of the new model.")],
+    data: Annotated[Path, Option(metavar="FILE", help="A table: csv, tsv or parquet, also .gz.")],
+    segments: Annotated[
+        list[str] | None,
+        Option(
+            metavar="A,B,..",
+            help="Columns: each of their values is a segment. COLUMN=VALUE is that one and the "
+            "rest; cells such as `a|b` are in several.",
+        ),
+    ] = None,
+    label: Annotated[
+        str | None,
+        Option(
+            metavar="COLUMN",
+            help="The columns are scores or predictions of it, not losses. COLUMN=VALUE: whether "
+            "it has that value.",
+        ),
+    ] = None,
+    loss: Loss = None,
+    tolerance: Annotated[
+        float | None,
+        Option(
+            min=0,
+            metavar="X",
+            help="By how much the mean loss of a segment may be worse; with --label 0.01 unless "
+            "given.",
+        ),
+    ] = None,
+    level: Annotated[
+        float, Option(metavar="P", help="How sure all verdicts together are; 0.95 unless given.")
+    ] = 0.95,
+    min_rows: Annotated[
+        int, Option(min=2, metavar="N", help="Segments with fewer are not tested; 20.")
+    ] = 20,
+    out: Annotated[
+        Path | None, Option(metavar="PAGE.html", help="Write a page with a picture, too.")
+    ] = None,
+    as_json: Annotated[
+        bool, Option("--json", help="The verdicts as JSON, the last line of stdout.")
+    ] = False,
+    quiet: Annotated[bool, Option("--quiet", help="No table.")] = False,
+) -> None:
+    """Test that a new model is not worse than the old one, on all rows and on each segment.
+
+    A segment passes if its mean loss is worse by at most the tolerance, with 95 % for all segments
+    together; too few rows are no pass. Use rows that no model was trained or chosen on.
+
+    Exit code: 0 if all pass, 1 if not, 2 for a mistake in the command or in the table.
+    """
+    from fcco.certificate import certify
+
+    from ..data.sources import WrongData
+    from ..data.table import read_table
+    from .display import Printer
+
+    if not 0.5 <= level < 1:
+        raise ConfigError(f"--level must be at least 0.5 and below 1 but is: {level:g}")
+    if old == new:
+        raise ConfigError(f"OLD and NEW are the same column, `{old}`.")
+    if label is None and loss is not None:
+        raise ConfigError("--loss needs --label: without it the columns are losses themselves.")
+    if label is None and tolerance is None:
+        raise ConfigError("Say --tolerance in the units of your losses: how much worse is allowed?")
+    try:
+        table = read_table(data)
+        kind, before, after = _losses(table, old, new, label, loss)
+        members = _members(table, segments or [])
+    except WrongData as error:
+        hint = "" if label else " (Columns of predictions need --label.)"
+        raise ConfigError(f"{error}{hint}") from error
+    allowed = 0.01 if tolerance is None else tolerance
+    certificate = certify(
+        {name: after[rows] for name, rows in members.items()},
+        allowed,
+        reference={name: before[rows] for name, rows in members.items()},
+        level=level,
+        min_rows=min_rows,
+    )
+    rows = [
+        {
+            "segment": each.name, "rows": each.rows, "old": float(before[own].mean()),
+            "new": float(after[own].mean()), "difference": each.value, "bound": each.bound,
+            "verdict": each.verdict,
+        }
+        for each, own in zip(certificate.rows, members.values(), strict=True)
+    ]  # fmt: skip
+    found: dict[str, Any] = {
+        "passed": certificate.passed, "loss": kind, "tolerance": allowed, "level": level,
+        "segments": rows,
+    }  # fmt: skip
+    printer = Printer({"wide": False, "as_json": as_json, "quiet": quiet})
+    worst = sorted(rows, key=lambda row: (row["verdict"] == "pass", -row["difference"]))
+    printer.table([HEADS, *(cells(row) for row in worst)])
+    printer.text(summary(found))
+    if out is not None:
+        from ..report import render_gate
+
+        page = render_gate(found, summary(found), old, new, str(data))
+        out.write_text(page, encoding="utf-8")
+        printer.line(f"Page: {out}")
+    if as_json:
+        typer.echo(json.dumps(found))
+    raise typer.Exit(0 if certificate.passed else 1)
+
+
+HEADS = ("segment", "rows", "old", "new", "worse by", "at most", "verdict")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A line of the table."""
+    numbers = (row[key] for key in ("old", "new", "difference", "bound"))
+    shown = ("unknown" if number is None else f"{number:.4f}" for number in numbers)
+    return [row["segment"], f"{row['rows']:,}", *shown, row["verdict"]]
+
+
+def summary(found: dict[str, Any]) -> str:
+    """The overall verdict in words."""
+    verdicts = [row["verdict"] for row in found["segments"]]
+    parts = [f"{verdicts.count('pass')} of {len(verdicts)} pass"]
+    parts += [f"{n} {w}" for w in ("fail", "too few rows") if (n := verdicts.count(w))]
+    return (
+        f"{'Passed' if found['passed'] else 'Not passed'}: {', '.join(parts)} (loss: "
+        f"{found['loss']}, at most {found['tolerance']:g} worse; all bounds together hold with a "
+        f"probability of {100 * found['level']:g} %)"
+    )
+
+
+def _losses(
+    table: Table, old: str, new: str, label: str | None, loss: str | None
+) -> tuple[str, np.ndarray, np.ndarray]:
+    """The kind of loss, and the losses of both models."""
+    import numpy as np
+
+    from ..data.table import coded, numbers_in, plain_cells
+
+    if label is None:
+        return OWN, numbers_in(table, "OLD", old), numbers_in(table, "NEW", new)
+    if loss is not None and loss not in LOSSES:
+        raise ConfigError(f"--loss must be one of {', '.join(LOSSES)} but is: {loss}")
+    columns = {"OLD": old, "NEW": new}
+    if loss in ("squared", "absolute"):
+        truth = numbers_in(table, "label", label)
+        power = 2 if loss == "squared" else 1
+        away = [np.abs(numbers_in(table, *column) - truth) ** power for column in columns.items()]
+        return loss, away[0], away[1]
+    codes, words = coded(table, "label", label)
+    texts = [plain_cells(table, *column) for column in columns.items()]
+    hard = label in table.frame and all(text.isin(words).all() for text in texts)
+    if loss == "error" or (loss is None and hard):
+        for text, (role, name) in zip(texts, columns.items(), strict=True):
+            if not text.isin(words).any():
+                raise ConfigError(
+                    f"`{role}`: no row of `{name}` has a value of the label, which are "
+                    f"{', '.join(words[:5])}."
+                )
+        truth = plain_cells(table, "label", label)
+        wrong = [(text != truth).to_numpy(float) for text in texts]
+        return "error", wrong[0], wrong[1]
+    if len(words) != 2:
+        raise ConfigError(
+            f"`label`: {label} has {len(words)} values, and log loss is for two. Name one as "
+            f"--label '{label}={words[0]}', or give predictions of it in OLD and NEW."
+        )
+    scores = [numbers_in(table, *column) for column in columns.items()]
+    for score, (role, name) in zip(scores, columns.items(), strict=True):
+        if score.min() < 0 or score.max() > 1:
+            raise ConfigError(
+                f"`{role}`: `{name}` goes from {score.min():g} to {score.max():g}: a log loss "
+                "needs probabilities from 0 to 1. Another loss: --loss squared."
+            )
+    near = [np.where(codes == 1, score, 1 - score) for score in scores]
+    surprise = [-np.log(np.maximum(each, 1e-6)) for each in near]
+    return "log", surprise[0], surprise[1]
+
+
+def _members(table: Table, segments: list[str]) -> dict[str, np.ndarray]:
+    """The rows of each segment, all rows first."""
+    import numpy as np
+
+    from ..data.table import MOST_CATEGORIES, coded, memberships
+
+    found = {"all rows": np.arange(len(table.frame))}
+    for name in (part.strip() for each in segments for part in each.split(",") if part.strip()):
+        column = table.frame.get(name)
+        if column is not None and column.str.contains("|", regex=False).any():
+            matrix, words = memberships(table, [name])
+        else:
+            codes, words = coded(table, "segments", name)
+            if len(words) > MOST_CATEGORIES:
+                raise ConfigError(
+                    f"--segments: {name} has {len(words):,} different values; up to "
+                    f"{MOST_CATEGORIES} are tested. Make classes of it."
+                )
+            matrix = codes[:, None] == np.arange(len(words))
+        for word, rows in zip(words, matrix.T, strict=True):
+            text = word if "=" in name else f"{name} = {word}"
+            found[printable(text)] = np.flatnonzero(rows)
+    return found
