@@ -18,7 +18,7 @@ from ..tracker import InnerTracker, for_model
 from .base import AbstractTerm
 
 __all__ = [
-    "AtLeast", "ConstraintTerm", "Equal", "Limit", "Limits", "Tolerance", "UnsampledTerm",
+    "AtLeast", "ConstraintTerm", "Equal", "Limit", "Limits", "Tolerance", "UnsampledTerm", "bounds",
     "excess", "side", "violation",
 ]  # fmt: skip
 
@@ -49,7 +49,7 @@ Limit = float | AtLeast | Equal | tuple[float | None, float | None]
 Tolerance = float | AtLeast | Equal | Sequence[Limit] | Tensor
 
 
-def _bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
+def bounds(argument: str, name: Any, limit: Any) -> tuple[float, float]:
     """Read a `Limit` as (low, high), infinite where a side is open; the others are for errors."""
     low, high = -math.inf, limit
     if isinstance(limit, AtLeast):
@@ -61,13 +61,13 @@ def _bounds(call: str, name: Any, limit: Any) -> tuple[float, float]:
         high = math.inf if limit[1] is None else limit[1]
     if not (_is_number(low) and _is_number(high)):
         raise TypeError(
-            f"`{call}(tolerance=...)` takes numbers (at most), `fcco.AtLeast(b)`, "
+            f"`{argument}` takes numbers (at most), `fcco.AtLeast(b)`, "
             f"`fcco.Equal(b)` or (low, high), but that of `{name}` is: {limit!r}."
         )
     low, high = float(low), float(high)
     if not low <= high or (math.isinf(low) and math.isinf(high)):
         raise ValueError(
-            f"`{call}(tolerance=...)` needs a finite limit of each, low <= high, but that of "
+            f"`{argument}` needs a finite limit of each, low <= high, but that of "
             f"`{name}` is: {limit!r}. Leave out what has no limit."
         )
     return low, high
@@ -143,7 +143,9 @@ class Limits(KeepsPrecision):
             high = [0.0] * len(tolerance)  # of another length: refused below
             if len(tolerance) == number:
                 pairs = zip(named, tolerance, strict=True)
-                low, high = zip(*(_bounds(call, *each) for each in pairs), strict=True)
+                low, high = zip(
+                    *(bounds(f"{call}(tolerance=...)", *each) for each in pairs), strict=True
+                )
                 low = like.new_tensor(low) if max(low) > -math.inf else None
         high = torch.as_tensor(high, dtype=like.dtype, device=like.device)
         if high.dim() > 1 or (high.dim() == 1 and len(high) != number):
