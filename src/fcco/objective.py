@@ -60,6 +60,12 @@ class _Fixed(dict[str, Any]):
         return _Fixed, (dict(self),)
 
 
+def _refuse_nonfinite(loss: Tensor) -> None:
+    """Raise if g0 is NaN or infinite; a GPU is not asked, since the host would wait for it."""
+    if loss.is_cpu and not math.isfinite(loss.item()):
+        raise NonFiniteValue("The ordinary loss g0 is NaN or infinite; nothing was updated.")
+
+
 class Compositional(CheckedState):
     r"""g0(w) plus a sum of coupled terms, as a loss for your own training loop.
 
@@ -407,10 +413,8 @@ class Compositional(CheckedState):
         step: OpenStep | None,
     ) -> Tensor:
         """The loss to differentiate: g0 and the terms, or a term that takes the place of g0."""
-        # On several ranks it was checked for all together; on a GPU the host would wait.
-        look = step is not None and group is None
-        if look and loss is not None and loss.is_cpu and not math.isfinite(loss.item()):
-            raise NonFiniteValue("The ordinary loss g0 is NaN or infinite; nothing was updated.")
+        if step is not None and group is None and loss is not None:
+            _refuse_nonfinite(loss)  # on several ranks it was checked for all together
         losses = {name: self._terms[name].loss(each) for name, each in tracked.items()}
         replaced = any(self._terms[name].replaces_objective for name in tracked)
         parts = list(losses.values())
