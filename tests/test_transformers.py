@@ -635,7 +635,7 @@ def with_first(**values: Any) -> list[dict[str, Any]]:
         ({"sampler": None}, ValueError, "groups_per_batch"),
         ({"train_dataset": with_first(user=["ann", "ann"])}, ValueError, "once"),
         ({"train_dataset": [dict(e, labels=-100) for e in examples()]}, ValueError, "NaN"),
-        ({"groups_per_batch": 5}, ValueError, "groups, 4,"),
+        ({"groups_per_batch": 5}, ValueError, "groups_per_batch"),
         ({"objective": "dro"}, TypeError, "function"),
         ({"objective": lambda m, o: nn.Linear(1, 1)}, TypeError, "Linear"),
         ({"objective": lambda m, o: fcco.CVaRGroupDRO(m, o, 9, 0.5)}, ValueError, "it has 9"),

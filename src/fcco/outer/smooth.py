@@ -95,6 +95,7 @@ class Discount(AbstractOuter):
     monotone = derived(lambda self: self.scale < 0)
 
     def __post_init__(self) -> None:
+        _checks.number("Discount", "scale", self.scale)
         _checks.positive("Discount", "abs(scale)", abs(self.scale))
 
     def __call__(self, u: Tensor) -> Tensor:
