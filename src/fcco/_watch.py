@@ -303,7 +303,8 @@ class FirstCalls:
             self.overlapping = self.overlapping or blocks.rows is not None
             if name not in self.visits:
                 continue
-            ids = blocks.index.tolist()
+            ids: Any = blocks.index
+            ids = blocks.inverse.unique().tolist() if ids is None else ids.tolist()  # type: ignore[union-attr]
             if len(ids) > 1000 or not one_rank:  # many blocks, or others are on other ranks
                 del self.visits[name]
             else:

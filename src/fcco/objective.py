@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ._distributed import DISTRIBUTED, Group, RanksOutOfStep, find_group, sum_over_ranks
+from ._replay import Replay
 from ._state import CheckedState, pack, unpack
 from ._watch import FAULTS, MIN_WAIT, WINDOW, FirstCalls, Loop, Losses, sequence_number
 from .certificate import Certificate, certify
@@ -134,6 +135,8 @@ class Compositional(CheckedState):
         self._needs_objective = len(self._watchers) == len(named) or any(
             term.needs_objective for term in named.values()
         )
+        # On a GPU; None before it is known whether it can be, False where it cannot.
+        self._replay: Any = None
         self._forgetful = [t for t in named.values() if type(t).forget is not AbstractTerm.forget]
         self._look_backs = {name: term for name, term in named.items() if term.looks_back}
         self._step, self._busy, self._handles = _Step(), threading.Lock(), list[Any]()
@@ -243,7 +246,10 @@ class Compositional(CheckedState):
         state.number += 1
         if not callable(function) or not (gradient is None or callable(gradient)):
             raise TypeError(self._needs_function(function, gradient))
-        blocks = self._find_blocks(index)  # before the model runs
+        replay: Any = None
+        if self._replay is not False and updating and group is None and gradient is None:
+            replay = self._replay = self._find_replay()
+        blocks = self._find_blocks(index, bool(replay))  # before the model runs
         gradient_blocks = None if gradient_index is None else self._find_blocks(gradient_index)
         if updating:
             self._end_step_if_parameters_moved(group is None)
@@ -263,9 +269,11 @@ class Compositional(CheckedState):
             past = before.evaluate(function)
         if past is not None and first is not None and first.evaluations and gradient is None:
             number = sequence_number()
-        loss, entries = self._evaluate(function, blocks, past, gradient, gradient_blocks)
+        loss, entries = self._evaluate(function, blocks, past, gradient, gradient_blocks, replay)
         if loss is not None:
             loss = mean_loss(loss, group, check=updating)
+            if updating and group is None:
+                _refuse_nonfinite(loss)  # on several ranks it was checked for all together
         elif self._needs_objective:
             raise ValueError("This method needs the objective too: return the pair (loss, values).")
         elif not entries:
@@ -284,10 +292,15 @@ class Compositional(CheckedState):
         step = None
         if updating:
             step = OpenStep() if state.open is None else state.open.copy()
-        tracked = {}
-        for name, each in entries.items():
-            tracked[name] = self._terms[name].tracker.track(each, step, group, state.number)
-        combined = self._combined(loss, tracked, group, step)
+        if replay and past is None and step is not None and replay.takes(entries, step):
+            combined = replay.loss(loss, entries, step)
+        else:
+            if step is not None and step.packed is not None:
+                self._replay.unpack(step)
+            tracked = {}
+            for name, each in entries.items():
+                tracked[name] = self._terms[name].tracker.track(each, step, group, state.number)
+            combined = self._combined(loss, tracked, group, step)
         if updating:
             if group is None and not combined.requires_grad:
                 raise ValueError(FAULTS["detached"])
@@ -297,8 +310,29 @@ class Compositional(CheckedState):
             loop.returns(combined, updating)
         return combined
 
-    def _find_blocks(self, index: Index) -> dict[str, Blocks | None]:
-        """The blocks of each term, checked; those of values by name are known only afterwards."""
+    def _find_replay(self) -> Any:
+        """What runs calls and steps as programs on a GPU, False where that cannot be."""
+        if not (self._replay and self._replay.valid):
+            if self._step.open is not None and self._step.open.packed is not None:
+                self._replay.unpack(self._step.open)
+            able = (
+                term.branch_free
+                and term.tracker.branch_free
+                and isinstance(term.tracker.views["u"], Tensor)
+                for term in self._terms.values()
+            )
+            return all(able) and Replay(self._terms, self._combined)
+        return self._replay
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        self._replay = None  # it may be on another device now
+        return super()._apply(*arguments, **options)
+
+    def _find_blocks(self, index: Index, later: bool = False) -> dict[str, Blocks | None]:
+        """The blocks of each term, checked; those of values by name are known only afterwards.
+
+        With `later`, the distinct ones are found when they are tracked.
+        """
         given = index if isinstance(index, Mapping) else dict.fromkeys(self._terms, index)
         without_terms = index is not None and index is not given and not self._single
         if without_terms or not given.keys() <= self._terms.keys():
@@ -312,7 +346,7 @@ class Compositional(CheckedState):
             if ids is None and (not self._single or term.names is not None):
                 result[name] = None
                 continue
-            result[name] = found = term.tracker.blocks(ids)
+            result[name] = found = term.tracker.blocks(ids, later)
             if found.rows is not None and not term.overlapping:
                 raise ValueError(
                     f"`{type(term).__name__}` needs the one block of each entry as `index`, "
@@ -327,6 +361,7 @@ class Compositional(CheckedState):
         past: Any = None,
         gradient: Function | None = None,
         gradient_blocks: Mapping[str, Blocks | None] | None = None,
+        later: Any = False,
     ) -> tuple[Any, dict[str, Entries]]:
         """Call the user's function: the loss g0 or None, and the values by term.
 
@@ -353,7 +388,7 @@ class Compositional(CheckedState):
         for name, value in fresh.items():
             own, carrier, carrier_blocks, previous = blocks[name], None, None, before.get(name)
             if own is None or not isinstance(value, Tensor):
-                value, carrier, own = self._parse(name, value, own)
+                value, carrier, own = self._parse(name, value, own, bool(later))
             if previous is not None and not isinstance(previous, Tensor):
                 previous = self._parse(name, previous)[0]
             if others is not None:
@@ -378,7 +413,7 @@ class Compositional(CheckedState):
         return values
 
     def _parse(
-        self, name: str, values: Any, blocks: Blocks | None = None
+        self, name: str, values: Any, blocks: Blocks | None = None, later: bool = False
     ) -> tuple[Tensor, Tensor | None, Blocks]:
         """The values to track, those that carry the gradient if they are others, and the blocks."""
         term = self._terms[name]
@@ -392,7 +427,7 @@ class Compositional(CheckedState):
                 f"The values{term_name(name)} are given by name, which says their blocks: leave "
                 "`index` out."
             )
-        return value, carrier, term.tracker.blocks(ids) if blocks is None else blocks
+        return value, carrier, term.tracker.blocks(ids, later) if blocks is None else blocks
 
     def _no_entries(self, name: str, independent: bool = False) -> Entries:
         """The entries of a term that this rank has none of."""
@@ -413,8 +448,6 @@ class Compositional(CheckedState):
         step: OpenStep | None,
     ) -> Tensor:
         """The loss to differentiate: g0 and the terms, or a term that takes the place of g0."""
-        if step is not None and group is None and loss is not None:
-            _refuse_nonfinite(loss)  # on several ranks it was checked for all together
         losses = {name: self._terms[name].loss(each) for name, each in tracked.items()}
         replaced = any(self._terms[name].replaces_objective for name in tracked)
         parts = list(losses.values())
@@ -535,6 +568,8 @@ class Compositional(CheckedState):
         state.version, self._loop.losses = None, Losses()
         if step is not None:
             state.closing = True  # until all is written: an interrupt before the end is made good
+            if step.packed is not None:
+                self._replay.finish(step)
             for tracker, update in step.updates.items():
                 tracker.close(update)
             for function, arguments in step.writes.values():
@@ -673,7 +708,7 @@ class Compositional(CheckedState):
         # Hooks and the lock belong to this object; a copy made by pickle or deepcopy has a model
         # and optimizers of its own and listens to those.
         own = ("_busy", "_handles", "_loop")
-        state = {k: v for k, v in self.__dict__.items() if k not in own}
+        state = {k: v for k, v in self.__dict__.items() if k not in own} | {"_replay": None}
         state["_step"] = dataclasses.replace(self._step, open=None, closing=False, version=None)
         return state | {"_listens": bool(self._handles)}
 

@@ -398,13 +398,6 @@ class Rows(NamedTuple):
     statistics: Statistics | None = None
     pooled: Pooled | None = None
 
-    def near(self, fresh: Array) -> bool:
-        """Whether values of arrays are known to be near to the averages of earlier ones."""
-        pooled = self.pooled
-        if pooled is None or pooled.steps < 3:
-            return False
-        return abs(fresh - self.u).max(initial=0.0) <= (FAR * pooled.innovation) ** 0.5
-
 
 class Visit(NamedTuple):
     """The result of a tracking update of some blocks."""
@@ -438,7 +431,7 @@ class Track:
         fresh: Array,
         previous: Any = None,
         *,
-        blocks: Number,
+        blocks: Number = 0,
         came: Any = None,
         repeated: Any = False,
         refresh: bool = False,
@@ -450,7 +443,7 @@ class Track:
             rows: the state before.
             fresh: g_i(w_t), the means over the samples of a batch.
             previous: g_i(w_{t-1}) on the same samples, or None.
-            blocks: B1, how many blocks the batch has.
+            blocks: B1, how many blocks the batch has, for a correction.
             came: which of the rows the batch has, shaped like `rows.seen`; None for all. Others
                 keep their values.
             repeated: the batch is that of the step before: no new visit.

@@ -29,12 +29,20 @@ class AbstractTerm(KeepsPrecision):
     needs_objective: ClassVar[bool] = False  # the function must also return the ordinary loss g0
     watches_objective: ClassVar[bool] = False  # `observe` wants the rest of the loss
     overlapping: ClassVar[bool] = True  # a sample may be in several blocks, or in none
+    # `loss` asks for no number: with whole tables of which `tracked.present` says what came, a GPU
+    # runs it as one program (`fcco._replay`).
+    branch_free: bool = False
     looks_back: bool = False  # `look_back` wants to be called before the forward pass
     replaces_objective: bool = False  # the step of the last `loss` leaves g0 out (SSG)
 
     def __init__(self, tracker: InnerTracker) -> None:
         super().__init__()
         self.tracker, self._views = tracker, Views()
+
+    @property
+    def views(self) -> dict[str, Any]:
+        """The buffers as the rules see them; another dict when they have moved."""
+        return self._views.found
 
     @property
     def step(self) -> int:

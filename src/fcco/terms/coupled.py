@@ -21,10 +21,13 @@ from .limits import ConstraintTerm
 __all__ = ["CoupledTerm", "OuterTerm", "as_lambda", "block_mean", "widest"]
 
 
-def block_mean(outer: AbstractOuter, excess: Tensor, blocks: int | Tensor) -> tuple[Tensor, Tensor]:
+def block_mean(
+    outer: AbstractOuter, excess: Tensor, blocks: int | Tensor, present: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     r"""The mean of f(u_i) over B1 = `blocks` blocks and its slopes, pure and branch-free."""
     values, slope = outer.value_and_gradient(excess)
     share = 1 / blocks
+    values = values if present is None else torch.where(present, values, 0)
     return values.sum() * share, slope * share
 
 
@@ -177,6 +180,8 @@ class CoupledTerm(OuterTerm, ConstraintTerm):
         **limits: Any,
     ) -> None:
         super().__init__(outer, tracker, smoothing, **limits)
+        constant = self.automatic or not callable(self.smoothing_schedule)
+        self.branch_free = constant and type(self).loss is CoupledTerm.loss
         if self.limits.margin != 0 and not outer.monotone:
             raise ValueError(
                 f"`CoupledTerm(margin=...)` needs a non-decreasing outer function: {outer!r} "
@@ -201,8 +206,8 @@ class CoupledTerm(OuterTerm, ConstraintTerm):
         if width is not None and step is not None:
             step.write(self, self._set_width, width)
         excess = self.limits.excess(tracked.value, tracked.index, self.tracker.dim)
-        blocks = max(tracked.u.shape[0], 1)
-        value, slope = block_mean(self.smoothed_by(smoothing), excess, blocks)
+        outer, present = self.smoothed_by(smoothing), tracked.present
+        value, slope = block_mean(outer, excess, tracked.number, present)
         if not self.limits.upper:
             slope = slope * self.limits.side(tracked.value, tracked.index)
         return tracked.as_loss(value, slope)

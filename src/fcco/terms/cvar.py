@@ -53,6 +53,9 @@ class CVaRTerm(OuterTerm):
         # f is for the checks of lambda and for reports; `loss` uses the closed form.
         super().__init__(CVaRHinge(ratio), tracker, smoothing)
         self.ratio = ratio
+        # The s of the last step, which others read, is not known before the first.
+        constant = self.automatic or not callable(self.smoothing_schedule)
+        self.branch_free = constant and (self.automatic or tracker.read == "new")
         # s, NaN before the first batch; and the subgradient taken at u_i = s, since the exact s of
         # the hard CVaR always sits on a kink.
         self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
@@ -64,8 +67,7 @@ class CVaRTerm(OuterTerm):
         In `eval()` mode it is CVaR of the batch.
         """
         u, step, ratio, tracker = tracked.u, tracked.step, self.ratio, self.tracker
-        blocks = u.shape[0]
-        if blocks == 0:
+        if u.shape[0] == 0:
             return tracked.as_loss(0.0, u)
         old = tracker.read == "old"
         known = self._known(step)
@@ -89,6 +91,7 @@ class CVaRTerm(OuterTerm):
                 next_one = self.smoothing_at(step.updates[tracker].number)
                 after = rules.threshold(present[0], ratio, next_one, present[1], start=s)
             step.writes[self] = (self._set, (known, after, width))
+        blocks = u.shape[0] if tracked.present is None else tracked.number
         slope = rules.slopes(u, s, ratio, smoothing, kink, blocks)
         return tracked.as_loss(rules.mean_of_worst(present[0], ratio, present[1]), slope)
 

@@ -56,6 +56,7 @@ class GroupWeights(AbstractTerm):
                 f"`{call}(tracker=...)` must hold one loss per group: dim=1, read='new', no log."
             )
         super().__init__(tracker)
+        self.branch_free = True
         self.rate, self.ratio, self.geometry, self.scaling = step, ratio, geometry, scaling
         self.cap = min(1.0, 1 / (ratio * number))
         self.register_buffer("weights", torch.full_like(tracker.value[:, 0], 1 / number))
@@ -65,16 +66,20 @@ class GroupWeights(AbstractTerm):
         index, step, weights = tracked.index, tracked.step, self.weights
         if step is not None and index.shape[0]:
             # From where the step began, along the losses of all groups seen in it.
-            groups = tensor(step.updates[self.tracker].batch.index)
-            losses = tensor(step.updates[self.tracker].visit.after)
-            present = torch.zeros_like(weights, dtype=torch.bool).index_fill(0, groups, True)
+            batch = step.updates[self.tracker].batch
+            groups, losses = tensor(batch.index), tensor(step.updates[self.tracker].visit.after)
+            came = torch.ones_like(groups, dtype=torch.bool)
+            came = came if batch.present is None else batch.filled(batch.present)
+            present = torch.zeros_like(weights, dtype=torch.bool).index_copy(0, groups, came)
             losses = torch.zeros_like(weights).index_copy(0, groups, losses)
-            factor = block_factor(self.scaling, len(weights), groups.shape[0])
+            factor = block_factor(self.scaling, len(weights), batch.number)
             settings = (self.rate, self.cap, self.geometry, factor)
             weights = ascend(weights, losses, present, *settings)
             step.write(self, self.weights.copy_, weights)  # type: ignore[arg-type]
-        slope = weights[index] * block_factor(self.scaling, len(weights), max(index.shape[0], 1))
-        return tracked.as_loss((slope * tracked.value).sum(), slope)
+        slope = weights[index] * block_factor(self.scaling, len(weights), tracked.number)
+        parts = slope * tracked.value
+        parts = parts if tracked.present is None else torch.where(tracked.present, parts, 0)
+        return tracked.as_loss(parts.sum(), slope)
 
     def group_weights(self) -> Tensor:
         """The current p of the groups."""

@@ -83,6 +83,7 @@ class MultiplierTerm(ConstraintTerm):
                 "`InnerTracker(..., gamma='auto')`, or `measure=True`."
             )
         super().__init__(tracker, **limits)
+        self.branch_free = True
         number, table = tracker.num_inner, tracker.value
         for name in Multipliers._fields:
             self.register_buffer(name, table.new_zeros(number))
@@ -118,9 +119,12 @@ class MultiplierTerm(ConstraintTerm):
 
     def loss(self, tracked: Tracked) -> Tensor:
         """The sum of c_i (u_i - limit_i), estimated from the batch, with c_i as slopes."""
-        blocks, number = tracked.u.shape[0], self.tracker.num_inner
-        slope, part = self._slopes(slice(None) if blocks == number else tracked.ids, tracked.u)
-        slope = slope * (number / max(blocks, 1))
+        number, present = self.tracker.num_inner, tracked.present
+        at = slice(None) if tracked.u.shape[0] == number else tracked.ids
+        slope, part = self._slopes(at, tracked.u)
+        blocks = (tracked.u.shape[0] or 1) if present is None else tracked.number
+        slope = slope * (number / blocks)
+        part = part if present is None else torch.where(present, part, 0)
         return tracked.as_loss(slope @ part, slope)
 
     def _slopes(self, at: Any, u: Array) -> tuple[Array, Array]:
@@ -143,19 +147,24 @@ class MultiplierTerm(ConstraintTerm):
         on_device = isinstance(table, Tensor)
         mean = (total / calls).to(self.scales)
         scales = scales.with_loss(mean if on_device else mean.item())
-        index, visit = update.batch.index, update.visit
-        at = slice(None) if index.shape[0] == number else index
+        batch, visit = update.batch, update.visit
+        at = slice(None) if batch.index.shape[0] == number else batch.index
         rows = None
-        if index.shape[0]:
+        if batch.index.shape[0]:
             fresh, after, seen = visit.counted, visit.after, update.rows.seen
             if update.came is not None:  # blocks that kept their value have nothing new to say
                 fresh = where(update.came, fresh, after)
             known = None if seen is None else where(seen, 1 + 0 * after, 0 * after)
-            share: Any = number / index.shape[0]
-            scales = scales._replace(sampling=table.new_full((), share) if on_device else share)
-            shown = Constraints(fresh, update.rows.u, after, known, visit.statistics, visit.pooled)
+            share: Any = number / batch.number
+            if on_device:
+                share = torch.as_tensor(share, dtype=table.dtype, device=table.device)
+            scales = scales._replace(sampling=share)
+            came = None if batch.present is None else update.came
+            known = (known, visit.statistics, visit.pooled, came)
+            shown = Constraints(fresh, update.rows.u, after, *known)
             state = self._of(at)
             rows, scales = rules.step(*state, shown, scales, self._share, update.number)
+            rows = rows if came is None else Multipliers(*map(batch.filled, rows))
         new = torch.stack(scales) if on_device else scales
         step.writes[self] = (self._set, (at, rows, new))
 

@@ -13,7 +13,7 @@ Arrays are NumPy's where the table of u is on the CPU, tensors elsewhere (`fcco.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .._distributed import Group, gather_rows
-from ..rules.arrays import Array, concatenate, finite, per_row, tensor, view
+from ..rules.arrays import Array, Number, concatenate, finite, per_row, tensor, view
 from ..rules.track import value_of
 
 __all__ = [
@@ -65,13 +65,16 @@ class Blocks(NamedTuple):
     Attributes:
         size: number of values that the call gives: E, or the number of samples where `rows` says
             which of them each entry is.
-        index: the distinct block ids, increasing, shape (B1,).
-        inverse: position of each entry's block in `index`, shape (E,); None when entry k is
-            block k for all blocks.
+        index: the distinct block ids, increasing, shape (B1,); None before they are found.
+        inverse: position of each entry's block in `index`, shape (E,), or its id before those are
+            found; None when entry k is block k for all blocks.
         counts: samples per block, shape (B1,).
         whole: entry k is the only sample of block k, for all blocks.
         rows: the sample of each entry, shape (E,), a tensor, where a sample may be in several
             blocks or in none; None when entry k is sample k.
+        known: which entries have the id of a block; None for all.
+        source: of each row that only fills up a fixed number of them (`found_in`), the row that it
+            repeats; of the others themselves. None without such rows.
     """
 
     size: int
@@ -80,6 +83,28 @@ class Blocks(NamedTuple):
     counts: Array
     whole: bool = False
     rows: Tensor | None = None
+    known: Tensor | None = None
+    source: Tensor | None = None
+
+    @classmethod
+    def found_in(cls, ids: Tensor, number: int, like: Tensor) -> Blocks:
+        """The blocks of some ids, in as many rows as there can be: a GPU is not asked how many.
+
+        Blocks that no entry names have a count of 0. With fewer entries than blocks, rows that are
+        left over repeat the last block, with a count of 0. Entries whose id is none do not count.
+        """
+        known = (ids >= 0) & (ids < number)
+        ids, ones, size = torch.where(known, ids, 0), known.to(like.dtype), len(ids)
+        if number <= size:
+            index, inverse, source = torch.arange(number, device=ids.device), ids, None
+        else:
+            ordered, order = ids.sort()
+            place = torch.cat([ordered.new_zeros(1), (ordered.diff() != 0).long()]).cumsum(0)
+            inverse = torch.empty_like(ids).scatter(0, order, place)
+            source = torch.arange(size, device=ids.device).clamp(max=place[-1])
+            index = torch.empty_like(ids).scatter(0, place, ordered)[source]
+        counts = like.new_zeros(len(index)).index_add(0, inverse, ones)
+        return cls(size, index, inverse, counts, known=known, source=source)
 
     def sums(self, values: Array, log: bool = False) -> Array:
         """Sum over the samples of each block, (E, ...) -> (B1, ...)."""
@@ -130,6 +155,10 @@ class Entries(NamedTuple):
         blocks, previous = self.blocks, self.previous
         past = None if previous is None else blocks.sums(previous, log)
         fresh = self.fresh
+        if blocks.known is not None:
+            fresh = blocks.sums(torch.where(per_row(blocks.known, fresh), fresh, 0), log)
+            own = (blocks.index, blocks.counts, fresh, past, log, False)
+            return Batch(*own, blocks.counts > 0, blocks.source)
         if blocks.inverse is not None:
             fresh = segment(fresh, blocks.inverse, blocks.index.shape[0], log)
         return Batch(blocks.index, blocks.counts, fresh, past, log, blocks.whole)
@@ -169,6 +198,8 @@ class Batch(NamedTuple):
         previous: sum over samples of g_i(w_{t-1}), or None.
         log: the sums are logarithms.
         whole: all blocks in order, one sample each.
+        present: which rows are blocks of the batch; None for all.
+        source: see `Blocks`.
     """
 
     index: Array  # type: ignore[assignment]
@@ -177,6 +208,8 @@ class Batch(NamedTuple):
     previous: Array | None
     log: bool = False
     whole: bool = False
+    present: Tensor | None = None
+    source: Tensor | None = None
 
     def mean(self, sums: Array) -> Array:
         """The sums divided by the number of samples."""
@@ -187,15 +220,28 @@ class Batch(NamedTuple):
             return sums / counts
         return sums - (counts.log() if isinstance(counts, Tensor) else np.log(counts))
 
-    def merge(self, other: Batch) -> Batch:
-        """Pool two batches: samples of the same block add up."""
+    @property
+    def number(self) -> Number:
+        """How many blocks there are."""
+        return self.index.shape[0] if self.present is None else self.present.sum().to(self.counts)
+
+    def filled(self, rows: Any) -> Any:
+        """Rows of the blocks, where those that only fill up repeat others; None is None."""
+        return rows if self.source is None or rows is None else rows[self.source]
+
+    def merge(self, other: Batch, number: int = 0) -> Batch:
+        """Pool two batches: samples of the same block add up; `number` is n, for `found_in`."""
         previous = None  # if one has none, the whole step goes without correction
         if self.previous is not None and other.previous is not None:
             previous = concatenate([self.previous, other.previous])
         index, counts, fresh = (
             concatenate([a, b]) for a, b in zip(self[:3], other[:3], strict=True)
         )
-        return _pooled(index, counts, fresh, previous, self.log)
+        if self.present is None:
+            return _pooled(index, counts, fresh, previous, self.log)
+        blocks = Blocks.found_in(index, number, counts)
+        counts, fresh = blocks.sums(counts), blocks.sums(fresh, self.log)
+        return Batch(blocks.index, counts, fresh, None, self.log, False, counts > 0, blocks.source)
 
     def finite(self) -> Array:
         """Which blocks have finite values at w_t and w_{t-1}, shape (B1,)."""
@@ -215,14 +261,21 @@ class OpenStep:
         updates: by tracker.
         writes: functions and their arguments, by owner.
         losses: by term that wants it, the sum of the rest of the loss over calls, and their number.
+        known: by tracker, its last update and the number of this one, if it shall not look itself.
+        packed: all of this where a GPU found it, see `fcco._replay`.
+        numbers: of the step, by tracker, there.
     """
 
     updates: dict[Any, Any] = field(default_factory=dict)
     writes: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=dict)
     losses: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
+    known: Mapping[Any, tuple[Any, Any]] | None = None
+    packed: Any = None
+    numbers: dict[Any, int] = field(default_factory=dict)
 
     def copy(self) -> OpenStep:
-        return OpenStep(dict(self.updates), dict(self.writes), dict(self.losses))
+        parts = (self.updates, self.writes, self.losses)
+        return OpenStep(*map(dict, parts), None, self.packed, dict(self.numbers))  # type: ignore[arg-type]
 
     def write(self, owner: Any, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function when the step ends; a later call for the same owner takes its place."""
@@ -242,6 +295,7 @@ class Tracked(NamedTuple):
         position: position in `index` of each of `blocks`, when these differ (several ranks).
         log: entries and values are logarithms.
         step: what changes when the optimizer steps; None in an evaluation.
+        present: which rows are blocks of the batch, see `AbstractTerm.branch_free`; None for all.
     """
 
     u: Array
@@ -253,6 +307,14 @@ class Tracked(NamedTuple):
     position: Array | None = None
     log: bool = False
     step: OpenStep | None = None
+    present: Tensor | None = None
+
+    @property
+    def number(self) -> Number:
+        """How many blocks there are, at least 1."""
+        if self.present is None:
+            return max(self.u.shape[0], 1)
+        return self.present.sum().clip(min=1).to(self.u)
 
     @property
     def value(self) -> Tensor:
@@ -307,6 +369,8 @@ class Tracked(NamedTuple):
             factors = factors / (self.counts if factors.ndim == 1 else self.counts[:, None])
         if position is not None:
             factors = factors[position]
+        if self.blocks.known is not None:
+            factors = torch.where(per_row(self.blocks.known, factors), factors, 0)
         if self.ranks > 1:  # data-parallel training averages gradients over the ranks
             factors = factors * self.ranks
         if self.log:  # d(log u) = dg / u, formed from logarithms

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from .. import _checks
 from .._distributed import Group
@@ -48,9 +49,11 @@ class Update(NamedTuple):
         fresh: g_i(w_t), the means over the samples of the step.
         visit: the result of the update.
         number: of the step, from 1 on.
-        came: which blocks have finite values, on a GPU; None for all.
+        came: which rows are blocks with finite values, on a GPU; None for all.
         dropped: entries dropped by `on_nonfinite="skip"`, those of earlier steps included.
         samples: blocks and values of the only call of the step; None if there were several calls.
+        repeats: steps since the batch was another one.
+        ids: whether all ids were those of blocks, where that was left for later.
     """
 
     batch: Batch
@@ -61,6 +64,8 @@ class Update(NamedTuple):
     came: Array | None = None
     dropped: int = 0
     samples: tuple[Blocks, Array] | None = None
+    repeats: Any = REPEATS
+    ids: Any = True
 
 
 @dataclass
@@ -69,9 +74,8 @@ class _Progress:
 
     steps: int = 0
     skipped: int = 0
-    blocks: int = 0  # in the last step
+    blocks: Any = 0  # in the last step; or its batch
     last: Update | None = None
-    repeats: Any = REPEATS  # steps since the batch was another one
     complete: int = -1  # the version of the mask `seen` with which all blocks have a value
 
 
@@ -194,7 +198,7 @@ class InnerTracker(KeepsPrecision):
         # Whether updates use g_i(w_{t-1}).
         self.needs_previous = correction != 0 and (correction != "auto" or number != 1)
         self._measured, self._plain = measure, offset is None
-        self._progress, self._flags = _Progress(), DeferredFiniteCheck()
+        self._progress, self._flags = _Progress(), LateCheck(num_inner)
         self._views = Views()
         table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
         self.register_buffer("value", table)
@@ -219,7 +223,8 @@ class InnerTracker(KeepsPrecision):
     @property
     def blocks_per_step(self) -> int:
         """B1 of the last step; 0 before the first, also of a resumed run."""
-        return self._progress.blocks
+        blocks = self._progress.blocks
+        return int(blocks.number if isinstance(blocks, Batch) else blocks)
 
     @property
     def gamma(self) -> float:
@@ -267,12 +272,19 @@ class InnerTracker(KeepsPrecision):
         """Whether a call now is part of the training, not an evaluation."""
         return self.training and torch.is_grad_enabled()
 
-    def blocks(self, index: Any = None) -> Blocks:
+    @property
+    def branch_free(self) -> bool:
+        """Whether an update looks at no number, so that a GPU can run it as one program."""
+        plain = self.refresh_every is None and self.on_nonfinite == "raise" and self.sampled
+        return plain and self._plain and self.rule.formula in (rules.track, rules.log_track)
+
+    def blocks(self, index: Any = None, later: bool = False) -> Blocks:
         """Check an index and find its distinct blocks.
 
         Args:
             index: the block of each entry, or all blocks of each sample, see
                 `fcco.index.read_index`; None means all blocks in order.
+            later: leave it to `track` to find the distinct ones of ids, and on a GPU to check them.
         """
         if self._flags.waiting:
             self._flags.poll()
@@ -290,6 +302,10 @@ class InnerTracker(KeepsPrecision):
                 size, rows = index.samples, index.sample.to(self.value.device, non_blocking=True)
                 index = index.group
         like, on_host = tables["u"], not isinstance(tables["u"], Tensor)
+        if later and size is None and len(index):
+            if index.is_cpu:
+                check_range("`index`", int(index.min()), int(index.max()), number)
+            return Blocks(len(index), None, index, None)
         if on_host or index.is_cpu:
             ids = index.cpu().numpy()
             # Negative ids are huge ones without a sign: one look for both.
@@ -464,6 +480,10 @@ class InnerTracker(KeepsPrecision):
             call: its number.
         """
         dropped = self._progress.skipped
+        if entries.blocks.index is None:
+            ids = tensor(entries.blocks.inverse).to(self.value.device)
+            found = Blocks.found_in(ids, self.num_inner, self.value)
+            entries = entries._replace(blocks=found, carrier_blocks=found)
         if self.on_nonfinite == "skip":
             entries, number = entries.without_nonfinite(self.largest)
             dropped += number
@@ -478,9 +498,16 @@ class InnerTracker(KeepsPrecision):
         else:
             open_step = step.updates.get(self)
             if open_step is not None:
-                batch = open_step.batch.merge(batch)
+                batch = open_step.batch.merge(batch, self.num_inner)
                 dropped += open_step.dropped - self._progress.skipped
-            update = self._updated(batch, entries, dropped, open_step is None and group is None)
+            known = self._progress.last, self._progress.steps + 1
+            if step.known is not None:
+                known = step.known[self]
+            first = open_step is None and group is None
+            update = self._updated(batch, entries, dropped, first, *known)
+            if entries.blocks.known is not None:
+                ids = entries.blocks.known.all()
+                update = update._replace(ids=ids if open_step is None else ids & open_step.ids)
             if entries.stand_in and group is None and self.on_nonfinite == "raise":
                 self._check_carrier(entries.carrier)
             step.updates[self] = update
@@ -490,43 +517,73 @@ class InnerTracker(KeepsPrecision):
                 u = u[xp.searchsorted(batch.index, current)]
         carrier, blocks, log = entries.carrier, entries.carrier_blocks, self.log_space
         if group is None:
-            return Tracked(u, current, carrier, blocks, counts, log=log, step=step)
+            present = None if blocks.known is None else blocks.counts > 0
+            return Tracked(u, current, carrier, blocks, counts, log=log, step=step, present=present)
         position = view(torch.searchsorted(tensor(current), tensor(blocks.index)))
         return Tracked(u, current, carrier, blocks, counts, group.size, position, log, step)
 
-    def _updated(self, batch: Batch, entries: Entries, dropped: int, first: bool) -> Update:
-        """The update of the blocks of a step; `first`: `entries` are all of it."""
+    def _updated(
+        self,
+        batch: Batch,
+        entries: Entries,
+        dropped: int,
+        first: bool,
+        last: Update | None,
+        number: Any,
+    ) -> Update:
+        """The update of the blocks of a step.
+
+        Args:
+            batch: of the step.
+            entries: of the call.
+            dropped: entries dropped so far.
+            first: `entries` are all of the step.
+            last: the update of the last step.
+            number: of this step.
+        """
         fresh: Any = batch.mean(batch.fresh)
         previous, measured = batch.previous, self._measured
         previous = None if previous is None else batch.mean(previous)
-        repeated = first and measured and self._comes_again(entries, fresh)
+        repeated, repeats = False, REPEATS if last is None else last.repeats
+        if first and measured and last is not None:
+            repeated, repeats = self._comes_again(entries, fresh, last)
         rows, came = self._rows(batch), None
         if isinstance(fresh, Tensor):
             came = batch.finite()
+            came = came if batch.present is None else came & batch.present
             if rows.statistics is not None:  # of a known block, what is too large is bounded
                 came = came & (self._within(fresh) | (rows.statistics.visits.view(len(fresh)) > 1))
         if repeated is not False:  # no new visit: it takes the place of the last one
-            rows = self._rows_instead(repeated, rows)
+            assert last is not None
+            rows = self._rows_instead(repeated, rows, last.rows)
         refresh = self.refresh_every is not None and self.refresh_due
-        if came is None and previous is None and not refresh and rows.near(fresh):
+        pooled: Any = rows.pooled
+        if (
+            came is None
+            and previous is None
+            and not refresh
+            and pooled is not None
+            and pooled.steps >= 3
+            and abs(fresh - rows.u).max(initial=0.0) <= (rules.FAR * pooled.innovation) ** 0.5
+        ):
             # All is finite then, and nothing has to be bounded.
-            visit = self.rule.step(
-                rows, fresh, blocks=batch.index.shape[0], near=True, repeated=repeated
-            )
+            visit = self.rule.step(rows, fresh, near=True, repeated=repeated)
         else:
             mask = came if came is None or self.dim == 1 else came[:, None]
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
                 visit = self.rule.step(
-                    rows, fresh, previous, blocks=batch.index.shape[0], came=mask,
+                    rows, fresh, previous, blocks=batch.number, came=mask,
                     repeated=repeated, refresh=refresh,
                 )  # fmt: skip
             if came is None:
                 good = self._within(visit.after) & batch.finite()
                 if not good.all():
                     self._refuse(batch, good)
-        number = self._progress.steps + 1
+            elif batch.source is not None:
+                filled = tree_map(batch.filled, visit._replace(pooled=None))
+                visit = filled._replace(pooled=visit.pooled)
         samples = (entries.blocks, entries.fresh) if first and measured else None
-        return Update(batch, rows, fresh, visit, number, came, dropped, samples)
+        return Update(batch, rows, fresh, visit, number, came, dropped, samples, repeats)
 
     def _rows(self, batch: Batch) -> Rows:
         """The state of the blocks of a batch."""
@@ -546,10 +603,8 @@ class InnerTracker(KeepsPrecision):
         statistics = Statistics(*[tables[name][at] for name in Statistics._fields])
         return Rows(u, seen, statistics, pooled)
 
-    def _rows_instead(self, repeated: Any, now: Rows) -> Rows:
+    def _rows_instead(self, repeated: Any, now: Rows, before: Rows) -> Rows:
         """The state before the last step, where this batch is that of the last step again."""
-        assert self._progress.last is not None
-        before = self._progress.last.rows
         if repeated is True:
             return now._replace(u=before.u, seen=before.seen)
         u = torch.where(repeated, before.u, now.u)
@@ -583,44 +638,42 @@ class InnerTracker(KeepsPrecision):
             "batch has none of. `on_nonfinite='skip'` drops such values."
         )
 
-    def _comes_again(self, entries: Entries, means: Array) -> Any:
-        """Whether these are the samples of the last step, at other parameters.
+    def _comes_again(self, entries: Entries, means: Array, last: Update) -> tuple[Any, Any]:
+        """Whether these are the samples of the last step, at other parameters; how often they came.
 
         The index is the same, and losses vary within their blocks as they did. A tensor on a GPU,
         where nobody shall wait for it.
         """
-        progress, last = self._progress, self._progress.last
-        if last is None or last.samples is None:
-            return False
+        repeats = last.repeats
+        if last.samples is None:
+            return False, repeats
         (blocks, values), (before, earlier) = entries[:2], last.samples
         inverse, on_host = blocks.inverse, not isinstance(values, Tensor)
         if (
             inverse is None
             or before.inverse is None
-            or len(values) != len(earlier)
-            or len(blocks.index) != len(before.index)
-            or len(values) < len(means) + 8
+            or len(values) < len(means) + 8 * (blocks.known is None)
         ):
-            return False
+            return False, repeats
+        if len(values) != len(earlier) or len(blocks.index) != len(before.index):
+            return False, 0
         if on_host and not (
             blocks.index[0] == before.index[0]  # seldom, and quick to see
             and np.array_equal(blocks.index, before.index)
             and np.array_equal(inverse, before.inverse)
         ):
-            progress.repeats = 0
-            return False
+            return False, 0
         here = (values - means[inverse]).reshape(-1)
         there = (earlier - last.fresh[inverse]).reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
             product, squares = here @ there, (here @ here) * (there @ there)
             same: Any = (product > 0) & (product * product > SAME**2 * squares)
-        repeats = progress.repeats
         if on_host:
-            progress.repeats = repeats + 1 if same else 0
-            return bool(same) and repeats < REPEATS
+            return bool(same) and repeats < REPEATS, repeats + 1 if same else 0
         same = same & (inverse == before.inverse).all() & (blocks.index == before.index).all()
-        progress.repeats = (repeats + 1) * same
-        return same & (repeats < REPEATS)
+        if blocks.known is not None:  # eight samples more than blocks
+            same = same & ((blocks.counts > 0).sum() + 8 <= len(values))
+        return same & (repeats < REPEATS), (repeats + 1) * same
 
     def table_with(
         self, step: OpenStep, tracked: Tracked | None = None
@@ -652,30 +705,45 @@ class InnerTracker(KeepsPrecision):
         came: Any = update.came
         if update.rows.seen is None:
             return True
-        return update.rows.seen | (came if self.dim == 1 else came[:, None])
+        return update.batch.filled(update.rows.seen | (came if self.dim == 1 else came[:, None]))
 
     def close(self, update: Update) -> None:
         """Write an update: the step is over."""
         progress, tables = self._progress, self._views.found or self.views
-        visit, index = update.visit, update.batch.index
+        self.write(update)
+        if update.came is not None:
+            self._flags.push(self.good(update), lambda: update)
+        elif update.rows.seen is not None and tables["seen"].all():
+            progress.complete = tables["mask"]._version
+        if update.visit.statistics is not None:
+            progress.last = update
+        progress.blocks, progress.steps = update.batch, update.number
+        progress.skipped = update.dropped
+
+    def stepped(self, number: int, blocks: Any, good: Tensor, update: Callable[[], Update]) -> None:
+        """Note a step whose rows are written: its number and B1, and for later how `good` it is."""
+        progress = self._progress
+        progress.steps, progress.blocks = number, blocks
+        self._flags.push(good, update)
+
+    def good(self, update: Update) -> Tensor:
+        """Whether the values of an update were finite, and its ids those of blocks; for later."""
+        values = _usual(update).all()
+        return torch.stack([values, torch.ones_like(values) & update.ids])
+
+    def write(self, update: Update) -> None:
+        """Write the rows of an update."""
+        tables, visit, index = self._views.found or self.views, update.visit, update.batch.index
         at = slice(None) if index.shape[0] == self.num_inner else index
         tables["u"][at] = visit.after
-        on_device = isinstance(tables["u"], Tensor)
         if update.rows.seen is not None:
-            seen = tables["seen"]
-            seen[at] = update.came is None or self._seen_after(update)
-            if not on_device and seen.all():
-                progress.complete = tables["mask"]._version
-        if update.came is not None:
-            self._flags.push(update.came, index)
+            tables["seen"][at] = update.came is None or self._seen_after(update)
         if visit.statistics is not None:
             for name, rows in zip(Statistics._fields, visit.statistics, strict=True):
                 tables[name][at] = rows
             pooled: Any = visit.pooled
+            on_device = isinstance(tables["u"], Tensor)
             tables["pooled"][:] = torch.stack(list(pooled)) if on_device else pooled
-            progress.last = update
-        progress.blocks, progress.steps = index.shape[0], update.number
-        progress.skipped = update.dropped
 
     def set_values(self, index: Any, values: Tensor) -> None:
         """Set u_i directly; entries of one block are averaged."""
@@ -710,7 +778,7 @@ class InnerTracker(KeepsPrecision):
 
     def set_extra_state(self, state: Any) -> None:
         """Restore the counters."""
-        self._progress, self._flags = _Progress(*state.tolist()), DeferredFiniteCheck()
+        self._progress, self._flags = _Progress(*state.tolist()), LateCheck(self.num_inner)
 
     def extra_repr(self) -> str:
         gamma, correction = self.rule.gamma, self.rule.correction
@@ -748,33 +816,55 @@ class ErrorEstimate(KeepsPrecision):
             raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {gain}.")
 
 
-class DeferredFiniteCheck:
-    """Notice a bad value without making the host wait for the device.
+class LateCheck:
+    """Notice bad values and ids without making the host wait for the device.
 
     Reading a number from a GPU waits for everything before it, and the GPU then idles until new
-    work arrives. Here a flag is copied beside the computation and looked at in a later step.
+    work arrives. Here flags are copied beside the computation and looked at in a later step.
     """
 
-    def __init__(self) -> None:
-        self.waiting: deque[tuple[Tensor, Any, Tensor, Tensor]] = deque()
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.waiting: deque[tuple[Tensor, Any, Callable[[], Update]]] = deque()
 
-    def push(self, finite: Tensor, blocks: Tensor) -> None:
-        """Remember which blocks (B1,) had finite values."""
-        good, arrived = finite.all(), None
+    def __deepcopy__(self, memo: Any) -> LateCheck:
+        return LateCheck(self.number)
+
+    def __reduce__(self) -> Any:
+        return LateCheck, (self.number,)
+
+    def push(self, good: Tensor, update: Callable[[], Update]) -> None:
+        """Remember whether an update was `good`: its values, and its ids."""
+        arrived = None
         if good.device.type == "cuda":
-            good = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(good, non_blocking=True)
-            arrived = torch.cuda.Event()
+            host = torch.empty(good.shape, dtype=torch.bool, pin_memory=True)
+            good, arrived = host.copy_(good, non_blocking=True), torch.cuda.Event()
             arrived.record()
-        self.waiting.append((good, arrived, finite, blocks))
+        self.waiting.append((good, arrived, update))
 
     def poll(self) -> None:
         """Raise if a flag that has arrived is bad."""
         while self.waiting and (self.waiting[0][1] is None or self.waiting[0][1].query()):
-            good, _, finite, blocks = self.waiting.popleft()
-            if not good.item():
-                self.waiting.clear()
-                raise NonFiniteValue(
-                    f"Inner values were NaN or infinite for blocks {blocks[~finite].tolist()[:10]} "
-                    "in an earlier step; these blocks kept their value, but the loss of that step, "
-                    "and so the gradient, was not finite."
+            good, _, update = self.waiting.popleft()
+            values, ids = good.tolist()
+            if values and ids:
+                continue
+            self.waiting.clear()
+            if not ids:
+                raise IndexError(
+                    f"`index` must lie in [0, {self.number - 1}], but that of an earlier step "
+                    "contained others; what had them was left out."
                 )
+            bad = update()
+            blocks = bad.batch.index[~_usual(bad)].unique().tolist()[:10]
+            raise NonFiniteValue(
+                f"Inner values were NaN or infinite for blocks {blocks} in an earlier step; these "
+                "blocks kept their value, but the loss of that step, and so the gradient, was not "
+                "finite."
+            )
+
+
+def _usual(update: Update) -> Tensor:
+    """Which rows had finite values, or no values at all."""
+    came: Any = update.came
+    return came if update.batch.present is None else came | ~update.batch.present
