@@ -304,7 +304,8 @@ class InnerTracker(KeepsPrecision):
         like, on_host = tables["u"], not isinstance(tables["u"], Tensor)
         if later and size is None and len(index):
             if index.is_cpu:
-                check_range("`index`", int(index.min()), int(index.max()), number)
+                ids = index.numpy()
+                check_range("`index`", int(ids.min()), int(ids.max()), number)
             return Blocks(len(index), None, index, None)
         if on_host or index.is_cpu:
             ids = index.cpu().numpy()
