@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,42 +64,47 @@ def cpu_cases() -> Iterator[Case]:
     yield _binary("cnn", small_cnn(), torch.randn(128, 3, 32, 32), 30, 1)
 
 
-def gpu_cases() -> Iterator[Case]:
-    """Random weights, bf16 autocast, the batch sizes of the paper's group DRO runs.
+def gpu_cases(compiled: bool = False) -> Iterator[Case]:
+    """Random weights; the large networks under bf16 autocast."""
 
-    On a fast GPU these batches leave it waiting for the host; the larger ones keep it busy.
-    """
-    import torchvision  # pyright: ignore[reportMissingImports]
-    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+    def classified(
+        name: str,
+        model: nn.Module,
+        batch: tuple[Tensor, ...],
+        classes: int,
+        rounds: int,
+        steps: int,
+    ) -> Case:
+        model = model.to("cuda").train()
+        run: Any = torch.compile(model) if compiled else model
+        y = torch.randint(classes, (len(batch[0]),), device="cuda")
+        large = sum(p.numel() for p in model.parameters()) > 10**6
 
-    def images(name: str, model: nn.Module, batch: int, side: int) -> Case:
-        model = model.cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        x = torch.randn(batch, 3, side, side, device="cuda")
-        x = x.to(memory_format=torch.channels_last)
-        y = torch.randint(2, (batch,), device="cuda")
-        return classified(name, model, lambda: model(x), y)
-
-    def classified(name: str, model: nn.Module, run: Callable[[], Tensor], y: Tensor) -> Case:
         def scores() -> Tensor:
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                return run()
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=large):
+                found = run(*batch)
+            return found.logits if hasattr(found, "logits") else found
 
         def losses() -> Tensor:
             return cross_entropy(scores().float(), y, reduction="none")
 
+        rounds, steps = times
         return Case(
-            name, model, scores, losses, len(y), device="cuda", rounds=30, steps=5
+            name, model, scores, losses, len(y), device="cuda", rounds=rounds, steps=steps
         )  # fmt: skip
 
-    resnet, densenet = torchvision.models.resnet50, torchvision.models.densenet121
-    yield images("resnet50", resnet(num_classes=2), 64, 224)
-    yield images("resnet50-256", resnet(num_classes=2), 256, 224)
-    yield images("densenet121", densenet(num_classes=2), 256, 96)
-    yield images("densenet121-1024", densenet(num_classes=2), 1024, 96)
+    x = torch.randn(256, 128, device="cuda")
+    layers = [nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2)]
+    yield classified("mlp256", nn.Sequential(*layers), (x,), 2, (40, 10))
+    import torchvision  # pyright: ignore[reportMissingImports]
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
     config = DistilBertConfig(num_labels=5)  # type: ignore[call-arg]
-    bert = DistilBertForSequenceClassification(config).to("cuda").train()  # type: ignore[arg-type]
-    for batch, name in ((32, "distilbert"), (128, "distilbert-128")):
-        tokens = torch.randint(config.vocab_size, (batch, 512), device="cuda")
-        mask = torch.ones_like(tokens)
-        y = torch.randint(5, (batch,), device="cuda")
-        yield classified(name, bert, lambda t=tokens, m=mask: bert(t, attention_mask=m).logits, y)
+    tokens = torch.randint(config.vocab_size, (128, 128), device="cuda")
+    bert = DistilBertForSequenceClassification(config)
+    yield classified("distilbert-128", bert, (tokens, torch.ones_like(tokens)), 5, (15, 3))
+    for batch in (64, 256):
+        model: Any = torchvision.models.resnet50(num_classes=2)
+        model = model.to("cuda", memory_format=torch.channels_last)
+        x = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
+        yield classified(f"resnet50-{batch}", model, (x,), 2, (15, 3))

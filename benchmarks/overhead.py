@@ -1,13 +1,14 @@
 """What the library costs per training step, beside a plain one.
 
     python -m benchmarks.overhead --json            # CPU: MLP 2x64, MLP 2x256, small CNN
-    python -m benchmarks.overhead --gpu --json      # GPU: ResNet-50, DenseNet-121, DistilBERT, bf16
+    python -m benchmarks.overhead --gpu --json      # GPU: MLP 2x256; ResNet-50, DistilBERT in bf16
 
 Measured are the defaults of `CVaRGroupDRO` (SONEX with the exact threshold and every check of the
 input) on 1,000 groups of which a batch holds 8. The base
 is a plain step: the mean of the same per-sample losses, torch's Adam. All variants take turns in
 short rounds on one thread; a ratio is the median over rounds of the ratio within a round. On the
-CPU the clock is the thread's own: time that other processes take from it does not count.
+CPU the clock is the thread's own: time that other processes take from it does not count. With
+`--gpu` every model is measured as it is and compiled by `torch.compile`.
 
 Keys of `models` in the JSON, by model; all but `plain_ms` are ratios to the plain step unless said:
 
@@ -25,6 +26,10 @@ Keys of `models` in the JSON, by model; all but `plain_ms` are ratios to the pla
 | `constrained` | `fcco.constrained` with 306 limits, differences of 18 group losses; nothing set |
 | `by_hand` | the same limits as a penalty by hand: mean loss + sum of the violations |
 | `cooper`, `hct` | the same limits with the defaults of these libraries; null if not installed |
+
+On a GPU: `defaults`, `sixteen` (16 groups), `constrained`, `average_precision`, and `cvar_by_hand`
+(a moving average, sorted) and `by_hand`; each an object with `ratio`, `p10`, `p90`, and what a step
+adds to a plain one: `launches` of kernels, graphs and copies, and `waits` of the host.
 
 `tracker`: `build_s`, seconds to build a tracker of 10^7 blocks; `step_ratio`, its step to that of
 one of 10^3.
@@ -48,7 +53,7 @@ from research.constrained import peers
 from research.constrained.problems import Batch, Schedule
 
 from .models import Case, cpu_cases, gpu_cases
-from .timing import interleave
+from .timing import interleave, launched
 
 GROUPS_PER_BATCH = 8
 CPU_CLOCK = time.thread_time  # one thread does all the work
@@ -83,13 +88,13 @@ def sonex_step(
 
     # All groups are known before the clock runs: the exact threshold sorts those that are.
     weight, known = next(case.model.parameters()), torch.rand(num_groups, device=case.device)
-    train(lambda: known + 0 * weight.sum(), torch.arange(num_groups))
+    train(lambda: known + 0 * weight.float().sum(), torch.arange(num_groups))
     group = torch.arange(GROUPS_PER_BATCH).repeat_interleave(case.batch_size // GROUPS_PER_BATCH)
     offset = 0
 
     def step() -> None:
         nonlocal offset
-        offset = (offset + GROUPS_PER_BATCH) % (num_groups - GROUPS_PER_BATCH)
+        offset = (offset + GROUPS_PER_BATCH) % num_groups
         train(case.losses, group + offset)
 
     return step
@@ -260,6 +265,63 @@ def measure_tracker(rounds: int) -> dict[str, float]:
     return {"build_s": round(build, 5), "step_ratio": round(timings.ratio("large", "small"), 4)}
 
 
+def gpu_candidates(case: Case) -> dict[str, Callable[[], None]]:
+    """Steps with nothing set, and the same goals by hand."""
+    limits = PairwiseLimits(case)
+    optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
+    labels = torch.arange(10_000) % 2
+    risk = fcco.xrisk.AveragePrecision(case.model, optimizer, labels)
+    rows = torch.arange(case.batch_size)
+
+    def ranked() -> None:
+        risk(lambda: case.scores().float()[:, 0], labels[rows], rows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    averages = torch.zeros(16, device=case.device)
+    group = torch.arange(case.batch_size, device=case.device) % 16
+    one_hot = torch.nn.functional.one_hot(group, 16).float()
+    means = (one_hot / one_hot.sum(0)).T
+    by_hand = torch.optim.Adam(case.model.parameters(), lr=1e-4)
+
+    def cvar() -> None:
+        found = means @ case.losses()
+        averages.lerp_(found.detach(), 0.1)
+        worst = averages.topk(3).indices
+        found[worst].mean().backward()
+        by_hand.step()
+        by_hand.zero_grad()
+
+    return {
+        "plain": plain_step(case, torch.optim.Adam(case.model.parameters(), lr=1e-4)),
+        "defaults": sonex_step(case, None),
+        "sixteen": sonex_step(case, None, 16),
+        "constrained": constrained_step(limits),
+        "average_precision": ranked,
+        "cvar_by_hand": cvar,
+        "by_hand": penalty_step(limits),
+    }
+
+
+def measure_on_gpu(case: Case, rounds: int) -> dict[str, Any]:
+    candidates = gpu_candidates(case)
+    timings = interleave(candidates, rounds, case.steps, warm_up=30, device=case.device)
+    result: dict[str, Any] = {"plain_ms": round(1000 * timings.median("plain"), 4)}
+    launches, waits = launched(candidates.pop("plain"))
+    result |= {"plain_launches": launches}
+    for name, step in candidates.items():
+        own, own_waits = launched(step)
+        low, high = timings.spread(name, "plain")
+        result[name] = {
+            "ratio": round(timings.ratio(name, "plain"), 4),
+            "p10": round(low, 4),
+            "p90": round(high, 4),
+            "launches": own - launches,
+            "waits": own_waits - waits,
+        }
+    return result
+
+
 def table(results: dict[str, dict[str, Any]]) -> str:
     names = ["plain_ms", "defaults", "ema", "msvr", "forward_bound", "msvr_over_bound", "libauc"]
     names += ["constrained", "by_hand", "cooper", "hct"]
@@ -279,7 +341,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     results: dict[str, dict[str, Any]] = {}
-    for case in gpu_cases() if options.gpu else cpu_cases():
+    if options.gpu:
+        for compiled in (False, True):
+            for case in gpu_cases(compiled):
+                name = f"{case.name}{', compiled' * compiled}"
+                results[name] = measure_on_gpu(case, options.rounds or case.rounds)
+                print(name, json.dumps(results[name]), flush=True)
+                del case
+        print(json.dumps({"models": results}))
+        return
+    for case in cpu_cases():
         rounds = options.rounds or case.rounds
         results[case.name] = measure(case, rounds, case.steps, sys.stderr.isatty())
         del case

@@ -76,3 +76,20 @@ def interleave(
 def _wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+LAUNCHES = ("LaunchKernel", "GraphLaunch", "MemcpyAsync", "MemsetAsync")
+WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
+
+
+def launched(step: Callable[[], None]) -> tuple[int, int]:
+    """What a step launches on the GPU, and how often the host waits for that."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(4):
+            step()
+    names = [event.name for event in profile.events() or ()]
+    launches, waits = (
+        sum(any(part in name for part in parts) for name in names) for parts in (LAUNCHES, WAITS)
+    )
+    return launches // 4, waits // 4  # the profiler itself waits once

@@ -44,15 +44,15 @@ def traced(self: Captured, held: Any) -> Any:
     return replay, result
 
 
-def train(build: Any, batches: list[Any], per_step: int = 1) -> list[Any]:
+def train(build: Any, batches: list[Any], per_step: int = 1, device: str = "cpu") -> list[Any]:
     """Weights and losses of a run; the state at its end."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     objective, function = build(model, optimizer)
     seen = []
     for number, (x, index) in enumerate(batches):
-        loss = objective(lambda x=x: function(model, x), index)
+        loss = objective(lambda x=x.to(device): function(model, x), index)
         loss.backward()
         seen.append(loss.detach().clone())
         if (number + 1) % per_step == 0:
@@ -60,7 +60,8 @@ def train(build: Any, batches: list[Any], per_step: int = 1) -> list[Any]:
             optimizer.zero_grad()
             seen.append(torch.cat([p.detach().flatten().clone() for p in model.parameters()]))
     state = objective.state_dict()
-    return [*seen, *(v.double() for k, v in sorted(state.items()) if "extra" not in k)]
+    seen += [value for name, value in sorted(state.items()) if "extra" not in name]
+    return [each.double().cpu() for each in seen]
 
 
 def losses(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

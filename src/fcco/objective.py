@@ -296,7 +296,7 @@ class Compositional(CheckedState):
             combined = replay.loss(loss, entries, step)
         else:
             if step is not None and step.packed is not None:
-                self._replay.unpack(step)
+                self._replay.unpack(step)  # type: ignore[union-attr]
             tracked = {}
             for name, each in entries.items():
                 tracked[name] = self._terms[name].tracker.track(each, step, group, state.number)

@@ -1,0 +1,85 @@
+"""Programs on a GPU: few launches, no wait, the numbers of a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_replay import batches, constrained, cvar, mixed, ooa, read_new, sonex, train
+from torch import nn
+
+from benchmarks.timing import launched
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+]
+
+
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("ids", ["cpu", "cuda"])
+@pytest.mark.parametrize("rows", [30, 8])
+@pytest.mark.parametrize("build", [cvar, read_new, ooa, constrained, mixed, sonex])
+def test_a_run_is_that_of_a_cpu(build, rows, ids, capture, monkeypatch):
+    data = [(x, None if build is mixed else index) for x, index in batches(rows)]
+    expected = train(build, data)
+    monkeypatch.setattr("fcco.rules.capture.CAPTURE", capture)
+    moved = [(x, None if index is None else index.to(ids)) for x, index in data]
+    for ours, theirs in zip(train(build, moved, device="cuda"), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("ids", ["cpu", "cuda"])
+@pytest.mark.parametrize("build", [cvar, read_new, ooa, constrained, sonex])
+def test_a_step_adds_at_most_forty_launches_and_no_wait(build, ids):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    objective, function = build(model, optimizer)
+    x, index = (each.cuda() for each in batches(30)[0])
+    index = index.to(ids)
+
+    def step(loss_of: Any) -> None:
+        loss_of().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def plain() -> torch.Tensor:
+        found = function(model, x)
+        return sum(each.mean() for each in found) if isinstance(found, tuple) else found.mean()
+
+    def ours() -> torch.Tensor:
+        return objective(lambda: function(model, x), index)
+
+    for _ in range(25):
+        step(ours)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(ours)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    without, waits = launched(lambda: step(plain))
+    launches, own_waits = launched(lambda: step(ours))
+    print(f"{build.__name__}: {launches - without} launches, {own_waits - waits} waits")
+    assert launches - without <= 40
+    assert own_waits <= waits
+
+
+def test_the_first_steps_take_no_second():
+    """Recording is no compilation."""
+    model = nn.Linear(4, 1).double().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    objective, function = cvar(model, optimizer)
+    data = [(x.cuda(), index) for x, index in batches(30)]
+    function(model, data[0][0]).mean().backward()
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for x, index in data[:5]:
+        objective(lambda x=x: function(model, x), index).backward()
+        optimizer.step()
+    end.record()
+    torch.cuda.synchronize()
+    print(f"the first five steps: {start.elapsed_time(end):.0f} ms")
+    assert start.elapsed_time(end) < 2000
