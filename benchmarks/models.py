@@ -68,12 +68,7 @@ def gpu_cases(compiled: bool = False) -> Iterator[Case]:
     """Random weights; the large networks under bf16 autocast."""
 
     def classified(
-        name: str,
-        model: nn.Module,
-        batch: tuple[Tensor, ...],
-        classes: int,
-        rounds: int,
-        steps: int,
+        name: str, model: nn.Module, batch: tuple[Tensor, ...], classes: int, times: tuple[int, int]
     ) -> Case:
         model = model.to("cuda").train()
         run: Any = torch.compile(model) if compiled else model

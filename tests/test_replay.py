@@ -52,7 +52,8 @@ def train(build: Any, batches: list[Any], per_step: int = 1, device: str = "cpu"
     objective, function = build(model, optimizer)
     seen = []
     for number, (x, index) in enumerate(batches):
-        loss = objective(lambda x=x.to(device): function(model, x), index)
+        x = x.to(device)
+        loss = objective(lambda x=x: function(model, x), index)
         loss.backward()
         seen.append(loss.detach().clone())
         if (number + 1) % per_step == 0:

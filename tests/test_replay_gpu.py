@@ -46,7 +46,7 @@ def test_a_step_adds_at_most_forty_launches_and_no_wait(build, ids):
 
     def plain() -> torch.Tensor:
         found = function(model, x)
-        return sum(each.mean() for each in found) if isinstance(found, tuple) else found.mean()
+        return found[0] + found[1].mean() if isinstance(found, tuple) else found.mean()
 
     def ours() -> torch.Tensor:
         return objective(lambda: function(model, x), index)
