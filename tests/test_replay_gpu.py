@@ -14,6 +14,7 @@ from benchmarks.timing import launched
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning"),
 ]
 
 

@@ -127,7 +127,8 @@ class Replay:
         for name, (update, write, _) in packed.tree()[1].items():
             tracker = self._terms[name].tracker
             tracker.write(update)
-            found += [torch.as_tensor(update.batch.number), tracker.good(update)]
+            number = torch.zeros_like(tracker.value[0, 0]) + update.batch.number
+            found += [number, tracker.good(update)]
             if write is not None:
                 write[0](*write[1])
         return found

@@ -156,8 +156,8 @@ class MultiplierTerm(ConstraintTerm):
                 fresh = where(update.came, fresh, after)
             known = None if seen is None else where(seen, 1 + 0 * after, 0 * after)
             share: Any = number / batch.number
-            if on_device:
-                share = torch.as_tensor(share, dtype=table.dtype, device=table.device)
+            if on_device and batch.present is None:
+                share = table.new_full((), share)
             scales = scales._replace(sampling=share)
             came = None if batch.present is None else update.came
             known = (known, visit.statistics, visit.pooled, came)
