@@ -106,6 +106,17 @@ def sonex(model: Any, optimizer: Any) -> Any:
     return fcco.constrained(model, optimizer, GROUPS, "sonex", tolerance=0.2, **settings), pair
 
 
+class AveragePrecision(fcco.xrisk.AveragePrecision):
+    """Called as the others are; the index is that of samples, each second one positive."""
+
+    def forward(self, function: Any, index: Any = None, *_: Any) -> torch.Tensor:
+        return super().forward(function, index.cpu() % 2, index)
+
+
+def ranked(model: Any, optimizer: Any) -> Any:
+    return AveragePrecision(model, optimizer, torch.arange(GROUPS) % 2), losses
+
+
 def batch_of(rows: int, groups: int, draw: np.random.Generator) -> Any:
     x = torch.as_tensor(draw.standard_normal((rows, 4)))
     return x, torch.as_tensor(draw.choice(groups, rows))
@@ -118,7 +129,7 @@ def batches(rows: int, seed: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("rows", [30, 8])  # more entries than groups, and fewer
-@pytest.mark.parametrize("build", [cvar, read_new, ooa, constrained, mixed, sonex])
+@pytest.mark.parametrize("build", [cvar, read_new, ooa, constrained, mixed, sonex, ranked])
 def test_programs_find_the_same(build, rows, record, monkeypatch):
     data = batches(rows)
     if build is mixed:
@@ -126,16 +137,17 @@ def test_programs_find_the_same(build, rows, record, monkeypatch):
     expected = train(build, data)
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
     monkeypatch.setattr("fcco.rules.capture.CAPTURE", record)
-    recorded: list[int] = []
+    recorded: list[Captured] = []
 
     def replayed(self: Captured, held: Any) -> Any:
-        recorded.append(1)
+        recorded.append(self)
         return traced(self, held)
 
     monkeypatch.setattr(Captured, "_replayed", replayed)
     for ours, theirs in zip(train(build, data), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10, equal_nan=True)
     assert bool(recorded) == record
+    assert all(each.records for each in recorded)  # none fell back
 
 
 @pytest.fixture
@@ -255,6 +267,25 @@ def test_a_copy_and_a_resumed_run_record_anew(on_device):
     expected = run(objective, model, optimizer, data[15:])
     assert torch.equal(run(*copies, data[15:]), expected)
     assert torch.equal(run(resumed, other, stepped, data[15:]), expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 2 if x.sum() > 0 else -x,
+        lambda x: x[x > 0],
+        lambda x: x.clip(0, x.max()),  # mixed bounds: torch makes a number of the tensor
+        lambda x: x.unique(),
+    ],
+)
+def test_a_function_that_waits_for_the_device_is_never_recorded(function, monkeypatch):
+    monkeypatch.setattr(Captured, "_replayed", traced)
+    program = Captured(lambda x: [function(x)])
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        x = torch.randn(5, generator=draw)
+        assert torch.equal(program(x).part(0), function(x))
+    assert not program.records
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(on_device, monkeypatch):

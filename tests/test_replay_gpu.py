@@ -9,6 +9,7 @@ import torch
 from test_replay import batches, constrained, cvar, mixed, ooa, read_new, sonex, train
 from torch import nn
 
+import fcco
 from benchmarks.timing import launched
 
 pytestmark = [
@@ -21,7 +22,7 @@ pytestmark = [
 @pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("ids", ["cpu", "cuda"])
 @pytest.mark.parametrize("rows", [30, 8])
-@pytest.mark.parametrize("build", [cvar, read_new, ooa, constrained, mixed, sonex])
+@pytest.mark.parametrize("build", [cvar, read_new, ooa, constrained, mixed, sonex, ranked])
 def test_a_run_is_that_of_a_cpu(build, rows, ids, capture, monkeypatch):
     data = [(x, None if build is mixed else index) for x, index in batches(rows)]
     expected = train(build, data)
@@ -65,6 +66,30 @@ def test_a_step_adds_at_most_forty_launches_and_no_wait(build, ids):
     print(f"{build.__name__}: {launches - without} launches, {own_waits - waits} waits")
     assert launches - without <= 40
     assert own_waits <= waits
+
+
+def test_a_formula_that_looks_at_numbers_leaves_random_numbers_as_they_were():
+    """A recording that fails would leave the generator of the process in its state."""
+
+    class Looking(fcco.outer.AbstractOuter):
+        monotone = convex = True
+
+        def __call__(self, u: torch.Tensor) -> torch.Tensor:
+            return u * 2 if bool((u > 0).any()) else u
+
+        def gradient(self, u: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(u, 2.0 if bool((u > 0).any()) else 1.0)
+
+    model = nn.Linear(4, 1).double().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    term = fcco.terms.CoupledTerm(Looking(), fcco.tracker.for_model(model, 12, gamma=0.5))
+    objective = fcco.Compositional(model, optimizer, term)
+    for x, index in batches(30)[:8]:
+        each = torch.nn.functional.dropout(x.cuda())
+        objective(lambda each=each: model(each).squeeze(1), index).backward()
+        optimizer.step()
+    assert torch.randn(3, device="cuda").isfinite().all()
+    assert objective.term.tracker.steps == 8
 
 
 def test_the_first_steps_take_no_second():

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 __all__ = ["CAPTURE", "Captured", "Packed"]
@@ -54,11 +55,35 @@ class Packed:
         return tree_unflatten(each, self.layout.spec)
 
 
+class _HostNeeded(Exception):
+    """An operation needs a number from the device."""
+
+
+class _Watch(TorchDispatchMode):
+    """Raises where the host would wait for the device, which a graph cannot do.
+
+    To find out by recording is no way: a recording that fails leaves the allocator and the random
+    numbers of the process in the state of one.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tags = func.tags
+        asks = torch.Tag.data_dependent_output in tags
+        if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put_):
+            asks = any(each is not None and each.dtype == torch.bool for each in args[1])
+        elif torch.Tag.dynamic_output_shape in tags:
+            asks = True
+        if asks:
+            raise _HostNeeded(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 class Captured:
-    """Calls a function of tensors; on a GPU as a CUDA graph from the second call with their shapes.
+    """Calls a function of tensors; on a GPU as a CUDA graph from the third call with their shapes.
 
     Arguments that are no tensors are constants of a graph: another one is recorded when they
-    change. Other tensors may be read and written in place, as long as they stay where they are.
+    change. Other tensors may be read and written in place, as long as they stay where they are;
+    to write twice must be to write once.
 
     Args:
         function: returns a tree of tensors and constants.
@@ -67,7 +92,8 @@ class Captured:
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function, self._layouts = function, dict[Any, _Layout]()
         self._programs, self._pool = dict[Any, Callable[..., Packed] | None](), None
-        self._records = True  # until it turns out that the function cannot be recorded
+        self._watched = set[Any]()  # shapes with which the function was seen to wait for nothing
+        self.records = True  # until it turns out that the function cannot be recorded
 
     def __call__(self, *given: Tensor | Packed | Hashable) -> Packed:
         key = list[Any]()
@@ -80,15 +106,19 @@ class Captured:
         program = self._programs.get(name)
         if program is not None:
             return program(given)
-        if name not in self._programs or not (CAPTURE and self._records) or capturing():
+        if name not in self._programs or not (CAPTURE and self.records) or capturing():
             if len(self._programs) < PROGRAMS:
                 self._programs[name] = None
             return self._pack(self._function(*given))
         try:
+            if name not in self._watched:
+                with _Watch():
+                    result = self._pack(self._function(*given))
+                self._watched.add(name)
+                return result
             program = self._programs[name] = self._record(given)
-        except RuntimeError:  # somebody's own part of it looks at a number
-            self._programs = dict.fromkeys(self._programs)
-            self._records = False
+        except (_HostNeeded, RuntimeError):  # somebody's own part of it looks at a number
+            self._programs, self.records = dict.fromkeys(self._programs), False
             return self._pack(self._function(*given))
         return program(given)
 

@@ -44,7 +44,8 @@ def slopes(
     if not isinstance(smoothing, Tensor):
         if smoothing:
             # The factor 1/B1 is in the slope from the start: fewer operations on short vectors.
-            return (excess * (share / smoothing)).clip(0, cap * share)
+            most = cap * share
+            return (excess * (share / smoothing)).clip(0 * most, most)
         zero = 0 * excess  # keeps the precision
         return where(excess == 0, kink + zero, where(excess > 0, cap + zero, zero)) * share
     hard = smoothing == 0

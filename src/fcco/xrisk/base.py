@@ -190,6 +190,7 @@ def _of_all_ranks(scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
 class RiskTerm(AbstractTerm):
     """The term (1/n) sum_i f(g_i(w)) of a label, times its share in the mean over labels."""
 
+    branch_free = True
     share: Any = 1.0
 
     def __init__(self, outer: AbstractOuter, tracker: InnerTracker) -> None:
@@ -197,8 +198,11 @@ class RiskTerm(AbstractTerm):
         self.outer = outer
 
     def loss(self, tracked: Tracked) -> Tensor:
-        u, share = tracked.value, self.share / max(len(tracked.u), 1)
-        return tracked.as_loss(self.outer(u).sum() * share, self.outer.gradient(u) * share)
+        u, share = tracked.value, self.share / tracked.number
+        values = self.outer(u)
+        if tracked.present is not None:
+            values = torch.where(tracked.present, values, 0)
+        return tracked.as_loss(values.sum() * share, self.outer.gradient(u) * share)
 
     def value(self) -> Tensor:
         return self.outer(self.table()).mean()

@@ -111,6 +111,8 @@ class BinaryRisk(ScoreRisk):
                 )
             label = Label(key, *counts, np.where(positive, positive.cumsum() - 1, -1))
             label.term = self.term_of(label, model)
+            if self._several:
+                label.term.branch_free = False  # its share changes with each call
             self.labels.append(label)
         terms = {label.name: label.term for label in self.labels}
         super().__init__(model, optimizer, terms if self._several else terms[ONLY], process_group)

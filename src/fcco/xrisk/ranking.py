@@ -37,6 +37,7 @@ class RankingTerm(RiskTerm):
     weight: Tensor  # c_i, (n,)
     list_of: Tensor  # number of the list of each item, (n,)
     drawn: Tensor  # share of each list that is in the batch, 0 for those that do not count, (Q,)
+    branch_free = False  # another `drawn` for each batch
 
     def __init__(
         self, outer: AbstractOuter, tracker: InnerTracker, weight: Tensor, list_of: Tensor
