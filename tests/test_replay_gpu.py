@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_replay import batches, constrained, cvar, mixed, ooa, read_new, sonex, train
+from test_replay import batches, constrained, cvar, mixed, ooa, ranked, read_new, sonex, train
 from torch import nn
 
 import fcco
