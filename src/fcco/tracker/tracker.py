@@ -482,7 +482,7 @@ class InnerTracker(KeepsPrecision):
         """
         dropped = self._progress.skipped
         if entries.blocks.index is None:
-            ids = tensor(entries.blocks.inverse).to(self.value.device)
+            ids = tensor(entries.blocks.inverse).to(self.value.device, non_blocking=True)
             found = Blocks.found_in(ids, self.num_inner, self.value)
             entries = entries._replace(blocks=found, carrier_blocks=found)
         if self.on_nonfinite == "skip":
