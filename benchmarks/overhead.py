@@ -2,6 +2,7 @@
 
     python -m benchmarks.overhead --json            # CPU: MLP 2x64, MLP 2x256, small CNN
     python -m benchmarks.overhead --gpu --json      # GPU: MLP 2x256; ResNet-50, DistilBERT in bf16
+    python -m benchmarks.overhead --out docs/results/step-cost/cpu.json     # what the page shows
 
 Measured are the defaults of `CVaRGroupDRO` (SONEX with the exact threshold and every check of the
 input) on 1,000 groups of which a batch holds 8. The base
@@ -40,9 +41,12 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -337,29 +341,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     parser.add_argument("--gpu", action="store_true", help="large models on the GPU, bf16 autocast")
     parser.add_argument("--rounds", type=int, help="2 or more; a few for a quick look")
+    parser.add_argument("--out", type=Path, help="write the JSON object to this file")
+    parser.add_argument("--commit", help="of the code, where git is not at hand")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    results: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {"command": f"python -m benchmarks.overhead{' --gpu' * options.gpu}"}
+    found |= {"commit": options.commit or commit(), "torch": torch.__version__}
+    found["machine"] = torch.cuda.get_device_name() if options.gpu else f"CPU, {platform.machine()}"
+    results = found["models"] = dict[str, dict[str, Any]]()
     if options.gpu:
         for compiled in (False, True):
             for case in gpu_cases(compiled):
                 name = f"{case.name}{', compiled' * compiled}"
                 results[name] = measure_on_gpu(case, options.rounds or case.rounds)
                 print(name, json.dumps(results[name]), flush=True)
+                if options.out:  # whatever ends this program, what was measured is kept
+                    options.out.write_text(json.dumps(found, indent=1) + "\n")
                 del case
-        print(json.dumps({"models": results}))
-        return
-    for case in cpu_cases():
-        rounds = options.rounds or case.rounds
-        results[case.name] = measure(case, rounds, case.steps, sys.stderr.isatty())
-        del case
-    tracker = measure_tracker(options.rounds or 200)
-    print(table(results))
-    print(f"tracker of 10^7 blocks: built in {tracker['build_s']:.4f} s, ", end="")
-    print(f"step {tracker['step_ratio']:.3f} times that of 10^3")
+    else:
+        for case in cpu_cases():
+            rounds = options.rounds or case.rounds
+            results[case.name] = measure(case, rounds, case.steps, sys.stderr.isatty())
+            del case
+        tracker = found["tracker"] = measure_tracker(options.rounds or 200)
+        print(table(results))
+        print(f"tracker of 10^7 blocks: built in {tracker['build_s']:.4f} s, ", end="")
+        print(f"step {tracker['step_ratio']:.3f} times that of 10^3")
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
     if options.json:
-        print(json.dumps({"models": results, "tracker": tracker}))
+        print(json.dumps(found))
+
+
+def commit() -> str:
+    """The commit of the code; "dirty" is said behind it."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    run = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent)
+    return run.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from problems import Point, decay, take_step
 from test_checkpoint import difference
 
 import fcco
-from docs import methods as tables
+from docs import tables
 from fcco.methods import METHODS, ROWS
 
 CELLS = list(SETUPS)
@@ -167,4 +167,4 @@ def test_refuses_a_part_of_the_constraints_and_stays_as_it_was(name):
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
 def test_tables_of_methods_are_those_of_the_registry(page):
-    assert tables.renewed(page.read_text()) == page.read_text(), "run `python docs/methods.py`"
+    assert tables.renewed(page.read_text()) == page.read_text(), "run `python docs/tables.py`"

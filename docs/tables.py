@@ -1,0 +1,114 @@
+"""Write the tables of pages anew, from the registry of methods and from published runs.
+
+    python docs/tables.py
+
+A table follows a line `<!-- methods: COLUMN | COLUMN -->`, whose columns are facts of the registry,
+or `<!-- table: NAME -->` with a name of `TABLES`. `tests/test_tables.py` finds one that is not up to
+date.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fcco.methods import table
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "src/fcco/__init__.py",
+    DOCS / "reference/methods.md",
+    DOCS / "research/step-cost.md",
+    DOCS / "research/details/step-cost.md",
+]
+_MARK = re.compile(r"(<!-- (?P<kind>methods|table): (?P<words>.*?) -->\n\n)(\|.*\n)*")
+
+MODELS = {
+    "mlp64": "MLP 2x64",
+    "mlp256": "MLP 2x256",
+    "cnn": "small CNN",
+    "distilbert-128": "DistilBERT, 128 x 128 tokens",
+    "resnet50-64": "ResNet-50, 64 x 224²",
+    "resnet50-256": "ResNet-50, 256 x 224²",
+}
+
+
+def methods(columns: str) -> list[list[str]]:
+    """Facts of the registry, separated by |."""
+    head, *rows = table(columns=[column.strip() for column in columns.split("|")])
+    return [head, *([f"`{row[0]}`", *row[1:]] for row in rows)]
+
+
+def steps(device: str) -> dict[str, dict[str, Any]]:
+    """What `benchmarks.overhead` measured, by model."""
+    return json.loads((DOCS / f"results/step-cost/{device}.json").read_text())["models"]
+
+
+def model_name(key: str) -> str:
+    """The name of a model of `benchmarks.overhead`."""
+    first, _, compiled = key.partition(", ")
+    return MODELS[first] + f", {compiled}" * bool(compiled)
+
+
+def step_cost() -> list[list[str]]:
+    """All defaults, relative to a plain step."""
+    rows = [["", "plain step, ms", "`CVaRGroupDRO`, 1,000 groups", "`constrained`, 306 limits"]]
+    for key, each in steps("cpu").items():
+        cells = [f"{each[column]:.2f}" for column in ("defaults", "constrained")]
+        rows.append([f"CPU, {model_name(key)}", f"{each['plain_ms']:.2f}", *cells])
+    for key, each in steps("h200").items():
+        if "compiled" not in key:
+            cells = [f"{each[column]['ratio']:.2f}" for column in ("defaults", "constrained")]
+            rows.append([f"H200, {model_name(key)}", f"{each['plain_ms']:.2f}", *cells])
+    return rows
+
+
+def step_cost_cpu() -> list[list[str]]:
+    """Every column of the CPU."""
+    keys = ("defaults", "ema", "msvr", "forward_bound", "constrained", "by_hand", "cooper", "hct")
+    rows = [["model", "plain step, ms", *(f"`{key}`" for key in keys)]]
+    for model, each in steps("cpu").items():
+        cells = ["-" if each[key] is None else f"{each[key]:.2f}" for key in keys]
+        rows.append([model_name(model), f"{each['plain_ms']:.2f}", *cells])
+    return rows
+
+
+def step_cost_gpu() -> list[list[str]]:
+    """Every column of the GPU: the ratio, and launches added."""
+    keys = (
+        "defaults", "sixteen", "constrained", "average_precision", "cvar_by_hand", "by_hand",
+    )  # fmt: skip
+    rows = [["model", "plain step, ms", *(f"`{key}`" for key in keys)]]
+    for model, each in steps("h200").items():
+        cells = [f"{each[key]['ratio']:.2f} (+{each[key]['launches']})" for key in keys]
+        rows.append([model_name(model), f"{each['plain_ms']:.2f}", *cells])
+    return rows
+
+
+TABLES: dict[str, Callable[[], list[list[str]]]] = {
+    "step-cost": step_cost,
+    "step-cost-cpu": step_cost_cpu,
+    "step-cost-gpu": step_cost_gpu,
+}
+
+
+def renewed(text: str) -> str:
+    """The text with every table written anew."""
+
+    def write(match: re.Match[str]) -> str:
+        words = match["words"]
+        head, *rows = methods(words) if match["kind"] == "methods" else TABLES[words]()
+        lines = [head, ["---"] * len(head), *rows]
+        return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    return _MARK.sub(write, text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(renewed(page.read_text()))
