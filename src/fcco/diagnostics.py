@@ -1,13 +1,12 @@
-"""Diagnostics: what a point has reached, measured on the full data, and what a tracker can reach.
+"""Diagnostics: what a point has reached, measured on the full data.
 
 | question | function |
 |---|---|
 | KKT residuals, with given or the best multipliers | `kkt` |
 | the eigenvalues of the stacked Jacobian's Gram matrix | `eigenvalues` |
 | the singular value of violated constraints | `constraint_condition` |
-| the expected error of tracked values, in closed form | `expected_tracking_error` |
 
-The first three measure the model at its current parameters. Common arguments:
+They measure the model at its current parameters. Common arguments:
 
 * `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or, of `eigenvalues` alone, (B, d1), on
   the full data and with an autograd graph to `parameters`; deterministic, so set the model to
@@ -28,9 +27,9 @@ import torch
 from torch import Tensor
 
 from . import _checks
-from .tracker import NonFiniteValue, theory_correction
+from .tracker import NonFiniteValue
 
-__all__ = ["KKT", "constraint_condition", "eigenvalues", "expected_tracking_error", "kkt"]
+__all__ = ["KKT", "constraint_condition", "eigenvalues", "kkt"]
 
 Inner = Callable[[Tensor], Tensor]
 Loss = Callable[[], Tensor]
@@ -280,40 +279,3 @@ def _best_multipliers(data: _FullData, values: Tensor) -> Tensor:
         solution, _ = scipy.optimize.nnls(copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy))
         nu[near] = torch.from_numpy(solution).to(nu)
     return nu
-
-
-def expected_tracking_error(
-    gamma: float,
-    num_inner: int,
-    blocks: int,
-    *,
-    correction: float | None = None,
-    drift: float = 0.0,
-    systematic: bool = True,
-    value_noise: float = 0.0,
-    samples: int = 1,
-) -> float:
-    """Steady E(u_i - g_i)^2 after an update, exactly, for scalar g_i moving at constant speed.
-
-    The law and its derivation are in docs/concepts/laws.md.
-
-    Args:
-        num_inner: n, and `blocks` B1 of them in a step, each with B2 `samples`.
-        correction: gamma'; `theory_correction(gamma, n, B1)` unless given.
-        drift: delta, the size of each g_i's motion per step.
-        systematic: the motion keeps its sign; otherwise each step has an independent random one.
-        value_noise: sigma_0, the same at both points of the correction.
-    """
-    call = "expected_tracking_error"
-    infinite = correction is None and blocks < num_inner  # the theory's correction at gamma = 1
-    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True, open_high=infinite)
-    _checks.in_interval(call, "blocks", blocks, 1, num_inner)
-    if correction is None:
-        correction = float(theory_correction(gamma, num_inner, blocks))
-    excess = correction - (1 - gamma)  # a of the law
-    share = blocks / num_inner
-    lag = drift * (share * excess - (1 - share)) / (share * gamma) if systematic else 0.0
-    motion = drift**2 * (share * excess**2 + 1 - share)
-    motion += 2 * drift * lag * (share * (1 - gamma) * excess - (1 - share))
-    noise = gamma / (2 - gamma) * value_noise**2 / samples
-    return noise + motion / (share * gamma * (2 - gamma))
