@@ -107,8 +107,7 @@ SMOOTH_ONLY = [
         fo.ClassSeparation(0.8), lambda u: separation(plus(0.8 + u[..., 2] - u[..., 0]), u), size=4
     ),
     Case(fo.Linear(), lambda u: u),
-    Case(fo.Discount(), lambda u: 1 / np.log2(1 + u), low=0.3),
-    Case(fo.Discount(-2.0), lambda u: -2 / np.log2(1 + u), low=0.3),
+    Case(fo.Discount(), lambda u: -1 / np.log2(1 + u), low=0.3),
     Case(fo.LogMeanExp(0.5), lambda u: 0.5 * u),
     Case(fo.LogMeanExp(0.5, offset=0.2), lambda u: 0.5 * np.log(np.exp(u) + 0.2)),
 ]

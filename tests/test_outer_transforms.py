@@ -128,7 +128,7 @@ NUMBERS = [
 def test_every_number_must_be_a_finite_number(kind: type, name: str, outer: fo.AbstractOuter):
     value = getattr(outer, name)
     for wrong in (str(value), None, True, [value], np.array([value]), math.nan, -math.inf):
-        given = rf"`{kind.__name__}\((abs\()?{name}\)?=...\)` must"
+        given = rf"`{kind.__name__}\({name}=...\)` must"
         with pytest.raises((TypeError, ValueError), match=given):
             dataclasses.replace(outer, **{name: wrong})  # type: ignore[type-var]
 

@@ -12,7 +12,7 @@
 | `Ratio` | -u_1 / u_2, u_2 > 0 | smooth, on R^2 |
 | `ClassSeparation` | spread in two classes and [m + b - a]_+^2 | smooth, on R^4 |
 | `Linear` | u | convex, monotone, smooth |
-| `Discount` | c / log2(1 + u), u > 0 | convex for c > 0, smooth |
+| `Discount` | -1 / log2(1 + u), u > 0 | monotone, smooth |
 | `LogMeanExp` | tau log(exp(nu) + e), nu tracked in log space | convex, monotone, smooth |
 | `OneSidedMCP` | m u - c/2 u^2 for u > 0, then constant | weakly convex, monotone |
 | `MoreauEnvelope` | min_v f(v) + norm(u - v)^2 / (2 lambda) | smooth |

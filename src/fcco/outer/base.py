@@ -120,14 +120,13 @@ class AbstractOuter(abc.ABC):
         return elementwise if self.dim == 1 else elementwise.sum(-1)
 
 
-def check_step(
-    outer: AbstractOuter,
-    step: float | Tensor,
-    argument: tuple[str, str] | None = None,
-    reason: str = "prox is not unique otherwise",
-) -> None:
-    """Raise unless 0 < step < 1/rho_f; `argument` is the call and the name that the error gives."""
-    call, name = argument or (f"{type(outer).__name__}.prox", "step")
+def check_step(outer: AbstractOuter, step: float | Tensor, envelope: bool = False) -> None:
+    """Raise unless 0 < step < 1/rho_f."""
+    call, name = f"{type(outer).__name__}.prox", "step"
+    reason = "prox is not unique otherwise"
+    if envelope:
+        call, name = "MoreauEnvelope", "smoothing"
+        reason = "the envelope is not smooth otherwise"
     _checks.positive(call, name, step)
     rho = outer.weak_convexity
     # A tensor is never compared: it may be a batch of parameters under vmap.
@@ -144,8 +143,7 @@ class MoreauEnvelope(AbstractOuter):
         \nabla f_\lambda(u) = \tfrac{1}{\lambda}(u - \mathrm{prox}_{\lambda f}(u)).
 
     Both are exact; autograd gives the same gradient (first derivatives only). For convex f,
-    f_lambda <= f <= f_lambda + lambda C_f^2 / 2. The envelope of f_lambda is that of f at a larger
-    lambda (Beck 2017, First-order methods in optimization, theorem 6.63), so its prox is exact too.
+    f_lambda <= f <= f_lambda + lambda C_f^2 / 2.
 
     Args:
         outer: the function f.
@@ -158,8 +156,7 @@ class MoreauEnvelope(AbstractOuter):
     smooth = True
 
     def __post_init__(self) -> None:
-        argument = "MoreauEnvelope", "smoothing"
-        check_step(self.outer, self.smoothing, argument, "the envelope is not smooth otherwise")
+        check_step(self.outer, self.smoothing, envelope=True)
 
     dim = derived(lambda self: self.outer.dim)
     convex = derived(lambda self: self.outer.convex)
@@ -183,13 +180,6 @@ class MoreauEnvelope(AbstractOuter):
 
     def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
         return self.outer.envelope_and_gradient(u, self.smoothing)
-
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        return u - step * self.envelope_gradient(u, step)
-
-    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
-        check_step(self, step)
-        return self.outer.envelope_and_gradient(u, self.smoothing + step)
 
     def violation(self, u: Tensor) -> Tensor:
         return self.outer.violation(u)

@@ -59,7 +59,7 @@ class RankingTerm(RiskTerm):
         return total / len(lists) if len(lists) else total.new_tensor(math.nan)
 
 
-_DISCOUNT = Discount(-1.0)
+_DISCOUNT = Discount()
 
 
 @dataclass(frozen=True)
