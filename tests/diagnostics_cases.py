@@ -7,9 +7,9 @@ from fcco.diagnostics import _FullData
 DOUBLE = torch.float64
 
 
-def gram(inner, number, parameters, tile=None):
+def gram(inner, number, parameters):
     """J J^T as the diagnostics compute it."""
-    return _FullData("gram", inner, number, parameters).gram(tile=tile)
+    return _FullData("gram", inner, number, parameters).gram()
 
 
 class Curved:

@@ -17,8 +17,6 @@ They measure the model at its current parameters. Common arguments:
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -83,46 +81,22 @@ class _FullData:
         self._check_finite(*total)
         return total
 
-    def gram(self, index: Tensor | None = None, tile: int | None = None) -> Tensor:
+    def gram(self, index: Tensor | None = None) -> Tensor:
         """The Gram matrix J J^T of the blocks in `index` (all by default), in float64.
 
-        Rows are ordered block by block; where there is a loss, its gradient is the last row. The
-        Jacobian is never held: two tiles of blocks are alive at a time and gradients are computed
-        anew. A tile has at most 32 blocks and, unless one block is larger, half a gigabyte.
+        Rows are ordered block by block; where there is a loss, its gradient is the last row.
         """
-        index = self.index if index is None else index
-        width = self._of(index[:1]).numel()  # d1, rows per block
-        if tile is None:
-            numbers = width * sum(p.numel() for p in self.parameters)
-            tile = max(1, min(32, 2**26 // numbers))
-        tiles = self._parts(index, tile)
-        ends = list(itertools.accumulate(1 if t is None else len(t) * width for t in tiles))
-        places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        matrix = torch.empty(ends[-1], ends[-1], dtype=torch.float64, device=index.device)
-        for position, row in enumerate(places):
-            left = self._rows(tiles[position])
-            matrix[row, row] = left @ left.T
-            for other in range(position + 1, len(tiles)):
-                # The right tile has no name, so it is freed before the next is computed.
-                matrix[row, places[other]] = left @ self._rows(tiles[other]).T
-                matrix[places[other], row] = matrix[row, places[other]].T
-            del left  # or three tiles would exist while the next left one is computed
+        rows = []
+        for part in self._parts(self.index if index is None else index, _CHUNK):
+            for value in self._of(part).reshape(-1):
+                gradients = torch.autograd.grad(
+                    value, self.parameters, retain_graph=True, materialize_grads=True
+                )
+                rows.append(torch.cat([g.reshape(-1) for g in gradients]))
+        jacobian = torch.stack(rows).double()
+        matrix = jacobian @ jacobian.T
         self._check_finite(matrix)
         return matrix
-
-    def _rows(self, tile: Tensor | None) -> Tensor:
-        """Gradients of the values of one tile."""
-        values, parameters = self._of(tile).reshape(-1), self.parameters
-        last = len(values) - 1  # one backward pass per value; the last one frees the graph
-        rows = values.new_empty(
-            len(values), sum(p.numel() for p in parameters), dtype=torch.float64
-        )
-        for position, value in enumerate(values):
-            gradients = torch.autograd.grad(
-                value, parameters, retain_graph=position < last, materialize_grads=True
-            )
-            torch.cat([g.reshape(-1).double() for g in gradients], out=rows[position])
-        return rows
 
     def _parts(self, index: Tensor, size: int) -> list[Tensor | None]:
         """Blocks in parts of this size; None stands for g_0, if there is one."""
@@ -195,8 +169,9 @@ def constraint_condition(
     if not bool(violated.any()):
         return None
     matrix = data.gram()
-    least = [torch.linalg.eigvalsh(g)[0] for g in (matrix, matrix[violated][:, violated])]
-    return math.sqrt(max(float(least[0]), 0.0)), math.sqrt(max(float(least[1]), 0.0))
+    parts = matrix, matrix[violated][:, violated]
+    least = [float(torch.linalg.eigvalsh(part)[0].clamp(min=0).sqrt()) for part in parts]
+    return least[0], least[1]
 
 
 _ACTIVE = 1e-3

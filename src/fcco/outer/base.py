@@ -30,7 +30,8 @@ class AbstractOuter(abc.ABC):
     r"""An outer function f: R^{d1} -> R.
 
     A subclass needs a value (`__call__`). Without its own `gradient` it is differentiated by
-    autograd; without its own `prox` a scalar function uses `numeric_prox`.
+    autograd. Of `prox` and `envelope_and_gradient` one follows from the other; with neither of its
+    own a scalar function uses `numeric_prox`.
 
     Attributes:
         dim: d1; 1 acts elementwise, None accepts any length of the last axis.
@@ -70,7 +71,9 @@ class AbstractOuter(abc.ABC):
 
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
         r"""prox_{step f}(u) = argmin_v f(v) + |u - v|^2 / (2 step), for step < 1/rho_f."""
-        return numeric_prox(self, u, step)
+        if type(self).envelope_and_gradient is AbstractOuter.envelope_and_gradient:
+            return numeric_prox(self, u, step)
+        return u - step * self.envelope_gradient(u, step)
 
     def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
         return self.envelope_and_gradient(u, step)[1]

@@ -47,11 +47,6 @@ class _PiecewiseLinear(AbstractOuter):
         right, left = (u > self.kink).to(u.dtype), (u < -self.kink).to(u.dtype)
         return self.scale * right + self._low * left
 
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """Move towards the zero set by at most step times the slope."""
-        check_step(self, step)
-        return u - clip(self._distance(u), step * self._low, step * self.scale)
-
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         """Both from one clip: slope * (t - slope step / 2), and the slope."""
         distance, low, high = self._distance(u), self._low, self.scale
@@ -145,12 +140,6 @@ class TwoSidedHinge(AbstractOuter):
 
     def gradient(self, u: Tensor) -> Tensor:
         return _plus_minus(self._dead_zone().gradient(_gap(u)))
-
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """Both numbers move by half of what their gap moves."""
-        check_step(self, step)
-        gap = _gap(u)
-        return u + _plus_minus((self._dead_zone().prox(gap, 2 * step) - gap) / 2)
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         check_step(self, step)

@@ -36,10 +36,6 @@ class SquaredHinge(AbstractOuter):
     def gradient(self, u: Tensor) -> Tensor:
         return relu(u) * self.scale
 
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        check_step(self, step)
-        return torch.where(u > 0, u / (1 + step * self.scale), u)
-
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         """The envelope is such a function again, of a smaller scale."""
         check_step(self, step)

@@ -36,8 +36,7 @@ _CALLS, _SCORES = 25, 1000  # so many, all of them in [0, 1], are those of proba
 class ScoreRisk(Compositional):
     """Base of risks: your function returns scores; what is tracked are inner values made from them.
 
-    On several ranks these are the values of the global batch: scores are gathered, and every rank
-    computes the same values from them.
+    On several ranks scores are gathered, and every rank computes the values of the global batch.
     """
 
     _gathers: ClassVar[bool] = True
@@ -100,8 +99,8 @@ class ScoreRisk(Compositional):
         name = type(self).__name__
         if not callable(function):
             raise TypeError(
-                f"`{name}` needs a function that runs the model and returns the scores but got: "
-                f"{type(function).__name__}. Write `risk(lambda: model(x).squeeze(1), ...)`."
+                f"`{name}` needs a function that returns the scores, `lambda: model(x).squeeze(1)`,"
+                f" but got: {type(function).__name__}."
             )
         result = function()
         loss, scores = split(result) if isinstance(result, tuple) else (None, result)
@@ -170,8 +169,7 @@ class ScoreRisk(Compositional):
         if bool((torch.stack(lows) >= 0).all() & (torch.stack(highs) <= 1).all()):
             warn(
                 f"All {sum(sizes)} scores of `{type(self).__name__}` so far lie in [0, 1], like "
-                "probabilities, but logits are wanted: leave the sigmoid out. (To compare "
-                "probabilities give `activation=None, margin=1`, where there are such.)"
+                "probabilities, but logits are wanted: leave the sigmoid out."
             )
 
 
@@ -220,8 +218,7 @@ def warm_start(
     """Train with binary cross-entropy for some epochs; returns the mean loss of each.
 
     The model returns logits, (B,), (B, 1) or (B, T); the loader yields ordinary shuffled batches
-    that begin with inputs and labels, `(x, y, ...)`, of which those that are NaN are left out. Then
-    build the risk, often with an optimizer of its own and a smaller learning rate.
+    that begin with inputs and labels, `(x, y, ...)`, of which those that are NaN are left out.
     """
     _checks.integer("warm_start", "epochs", epochs, 1)
     device = next(model.parameters()).device

@@ -40,16 +40,12 @@ class Label:
 class BinaryRisk(ScoreRisk):
     """Base of risks over pairs of a positive and another sample.
 
-    Call it with a function that returns the scores of a batch, its labels, and the number of each
-    sample in the training set; pairs are built inside, on several ranks those of the global batch.
-
-    A batch without positives, or without negatives, of a label says nothing about that label. One
-    of several labels that comes in one of k batches has k times the weight there. (A subclass sets
-    its settings before it calls this constructor, which asks for the terms.)
+    Pairs are built inside, on several ranks those of the global batch. A batch without positives,
+    or without negatives, of a label says nothing about that label. One of several labels that comes
+    in one of k batches has k times the weight there. (A subclass sets its settings before it calls
+    this constructor, which asks for the terms.)
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
             unknown, and the risk is the mean over labels.
         surrogate: l, the loss of a pair, a name of the table of `PairLoss`.
@@ -58,6 +54,8 @@ class BinaryRisk(ScoreRisk):
             differences, so that no pair outweighs all others; your scores are logits then.
         names: names of the labels.
         process_group: see `Compositional`.
+        gamma: of those that track, the weight of the new inner values; `"auto"` weighs noise
+            against lag.
     """
 
     _empty = (
@@ -209,8 +207,7 @@ class BinaryRisk(ScoreRisk):
         y = as_labels(f"`{name}`: `labels`", labels)
         if y.shape[1:] != known.shape[1:]:
             raise ValueError(
-                f"`{name}`: `labels` of a batch have shape {y.shape} but those of the training set "
-                f"{known.shape}."
+                f"`{name}`: `labels` have shape {y.shape}, those of the training set {known.shape}."
             )
         if others:
             return np.arange(len(y)), y
@@ -266,10 +263,6 @@ class AUC(BinaryRisk):
     `fcco.outer.ClassSeparation`: a plain minimum, where AUCM solves a min-max problem. The mean of
     a surrogate over all pairs is `PartialAUC(max_fpr=1)`.
 
-    Args:
-        margin: m.
-        gamma: weight of the new class means; `"auto"` weighs noise against lag.
-
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
     """
@@ -293,8 +286,8 @@ class AUC(BinaryRisk):
         )
 
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
-        tracker = average(model, 1, 4, gamma=self.gamma)
-        return RiskTerm(ClassSeparation(self.pair_loss.margin), tracker)
+        separation = ClassSeparation(self.pair_loss.margin)
+        return RiskTerm(separation, average(model, 1, 4, gamma=self.gamma))
 
     def values(self, label: Label, scores: Tensor, positives: int) -> Values:
         return class_moments(scores[:positives], scores[positives:]).view(1, 4), ()
@@ -313,24 +306,21 @@ class AveragePrecision(BinaryRisk):
 
     A block is a positive; g_i = (r_i^+, r_i), which is tracked; f(u) = -u_1/u_2. From a batch the
     sums are estimated as class sizes times means over the class, without bias for any number
-    of positives above one. The value of the loss is minus the estimated (surrogate) AP.
+    of positives above one.
 
     **Train with cross-entropy first** (`fcco.xrisk.warm_start`). The gradient of AP comes from the
-    top of the list: from random weights it learns slowly or not at all, after cross-entropy it
-    moves what matters.
+    top of the list: from random weights it learns slowly or not at all.
 
     Args:
         prevalence: the share of positives at which precision is taken, unless that of the training
             set is larger; 0 for the latter. Of very many negatives those far below a positive add
             up, because a surrogate is not quite 0 there; to count them less brings the gradient
             back to the top of the list.
-        gamma: weight of the new ranks; `"auto"` weighs noise against lag.
         options: further ones of `BinaryRisk`. Several labels are mAP.
 
     References:
         Q. Qi et al., Stochastic optimization of areas under precision-recall curves with provable
-        convergence, 2021 (SOAP). B. Wang and T. Yang, Finite-sum coupled compositional stochastic
-        optimization: theory and applications, 2022 (SOX).
+        convergence, 2021 (SOAP).
     """
 
     def __init__(
@@ -454,10 +444,7 @@ class MultiInstanceAUC(ScoreRisk):
         _checks.positive("MultiInstanceAUC", "temperature", temperature)
         table = torch.from_numpy(as_labels("`MultiInstanceAUC(labels=...)`", labels))
         if table.dim() != 1 or not 0 < int(table.sum()) < len(table):
-            raise ValueError(
-                "`MultiInstanceAUC(labels=...)` must be a vector with positive (1) and negative "
-                "(0) bags."
-            )
+            raise ValueError("`MultiInstanceAUC(labels=...)` must be a vector of 0s and 1s (bags).")
         self.temperature = temperature
         bags = average(model, len(table), gamma=gamma, log_space=True)
         means = average(model, 1, 4, gamma=gamma_classes)

@@ -283,10 +283,7 @@ class NDCG(RankingRisk):
         table, share = self.term.cutoffs, (count / total).to(best).clamp(max=1)
         rows = self.term.list_of[block]
         cutoff = torch.lerp(table.read(rows, best).to(best), best, share)
-        lists, which = torch.unique(rows, return_inverse=True)
-        # Items of a list write the same number into its place.
-        once = cutoff.new_zeros(len(lists)).index_copy_(0, which, cutoff)
-        return cutoff, spread, [(table, lists, once)]
+        return cutoff, spread, [(table, rows, cutoff)]  # the same number for the items of a list
 
 
 class ListwiseCrossEntropy(RankingRisk):
