@@ -70,7 +70,6 @@ def cvar_expression(v: Any, r: float) -> Any:
 
 SCALAR_CONVEX = [
     Case(fo.Hinge(1.5), lambda u: 1.5 * plus(u)),
-    Case(fo.CVaRHinge(0.4), lambda u: plus(u) / 0.4),
     Case(fo.Absolute(0.75), lambda u: 0.75 * np.abs(u)),
     Case(fo.DeadZone(0.5, 1.25), lambda u: 1.25 * plus(np.abs(u) - 0.5)),
     Case(fo.SquaredHinge(1.5), lambda u: 0.75 * plus(u) ** 2),

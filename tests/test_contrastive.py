@@ -641,7 +641,7 @@ X, T = features(4)
         ),
         (
             lambda: fcco.contrastive.ContrastiveTerm(5, radius=1.0, scaled=False),
-            "would only add a constant",
+            "is only a constant",
         ),
         (
             lambda: fcco.contrastive.ContrastiveTerm(5, temperature="individual"),

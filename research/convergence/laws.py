@@ -22,11 +22,13 @@ def expected_tracking_error(
 
     Args:
         gamma: weight of the new values.
-        num_inner: n, and `blocks` B1 of them in a step, each with B2 `samples`.
+        num_inner: n.
+        blocks: B1, how many of them come in a step.
         correction: gamma'; `theory_correction(gamma, n, B1)` unless given.
         drift: delta, the size of each g_i's motion per step.
         systematic: the motion keeps its sign; otherwise each step has an independent random one.
         value_noise: sigma_0, the same at both points of the correction.
+        samples: B2, of each block in a step.
     """
     if correction is None:
         correction = float(theory_correction(gamma, num_inner, blocks))

@@ -3,7 +3,6 @@
 | class | f(u) | facts |
 |---|---|---|
 | `Hinge` | rho [u]_+ | convex, monotone |
-| `CVaRHinge` | [u]_+ / r, of losses minus s | convex, monotone |
 | `Absolute` | w abs(u) | convex |
 | `DeadZone` | w [abs(u) - kappa]_+ | convex |
 | `SquaredHinge` | rho/2 [u]_+^2 | convex, monotone, smooth |
@@ -22,11 +21,11 @@
 
 from .base import AbstractOuter, MoreauEnvelope, numeric_prox
 from .cvar import CVaR, project_capped_simplex
-from .piecewise import Absolute, CVaRHinge, DeadZone, Hinge, OneSidedMCP, TwoSidedHinge
+from .piecewise import Absolute, DeadZone, Hinge, OneSidedMCP, TwoSidedHinge
 from .smooth import ClassSeparation, Discount, Linear, LogMeanExp, Ratio, SquaredHinge
 
 __all__ = [
-    "Absolute", "AbstractOuter", "CVaR", "CVaRHinge", "ClassSeparation", "DeadZone", "Discount",
+    "Absolute", "AbstractOuter", "CVaR", "ClassSeparation", "DeadZone", "Discount",
     "Hinge", "Linear", "LogMeanExp", "MoreauEnvelope", "OneSidedMCP", "Ratio", "SquaredHinge",
     "TwoSidedHinge", "numeric_prox", "project_capped_simplex",
 ]  # fmt: skip

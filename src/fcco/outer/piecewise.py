@@ -12,7 +12,7 @@ from torch.nn.functional import relu
 from .. import _checks
 from .base import AbstractOuter, check_step, clip, derived
 
-__all__ = ["Absolute", "CVaRHinge", "DeadZone", "Hinge", "OneSidedMCP", "TwoSidedHinge"]
+__all__ = ["Absolute", "DeadZone", "Hinge", "OneSidedMCP", "TwoSidedHinge"]
 
 
 class _PiecewiseLinear(AbstractOuter):
@@ -72,22 +72,6 @@ class Hinge(_PiecewiseLinear):
     scale: float = 1.0
 
     monotone = True
-
-
-@dataclass(frozen=True)
-class CVaRHinge(_PiecewiseLinear):
-    """f(u) = [u]_+ / ratio: s plus the mean of f(loss - s) is the CVaR of losses at the best s.
-
-    1/ratio is part of f, so the quadratic zone of the envelope has width lambda / ratio.
-    """
-
-    ratio: float
-
-    monotone = True
-    scale = derived(lambda self: 1 / self.ratio)
-
-    def __post_init__(self) -> None:
-        _checks.in_interval("CVaRHinge", "ratio", self.ratio, 0, 1, open_low=True)
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,7 @@ class ScoreRisk(Compositional):
         return self.training and torch.is_grad_enabled()
 
     def entries(self, function: Any, index: Any = None) -> Any:
-        raise TypeError(
-            f"The inner values of `{type(self).__name__}` are made from scores: it starts from its "
-            "first batches, `fcco.xrisk.warm_start` trains the model before."
-        )
+        raise TypeError(f"`{type(self).__name__}` makes its inner values from scores, in calls.")
 
     def _read_index(self, index: Any, number: int) -> Ints:
         """The numbers of the samples of a call among all, checked; None means all in order."""
@@ -99,15 +96,15 @@ class ScoreRisk(Compositional):
         name = type(self).__name__
         if not callable(function):
             raise TypeError(
-                f"`{name}` needs a function that returns the scores, `lambda: model(x).squeeze(1)`,"
-                f" but got: {type(function).__name__}."
+                f"`{name}` needs a function, not a {type(function).__name__}: write "
+                "`risk(lambda: model(x).squeeze(1), ...)`."
             )
         result = function()
         loss, scores = split(result) if isinstance(result, tuple) else (None, result)
         if not isinstance(scores, Tensor):
             raise TypeError(
-                f"The function given to `{name}` must return scores, a tensor, or (loss, scores) "
-                f"but returned: {type(scores).__name__}."
+                f"The function given to `{name}` must return scores, or (loss, scores), but "
+                f"returned: {type(scores).__name__}."
             )
         # Differences and quotients of scores in half precision would be wrong in the third digit.
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -239,8 +236,7 @@ def warm_start(
             losses.append(float(loss.detach()))
         if not losses:
             raise ValueError(
-                f"`warm_start(loader=...)` gave no batch in epoch {epoch + 1}: an iterator that is "
-                "used up? Give a DataLoader or a list."
+                f"`warm_start(loader=...)` gave no batch in epoch {epoch + 1}: is it used up?"
             )
         means.append(sum(losses) / len(losses))
     optimizer.zero_grad()

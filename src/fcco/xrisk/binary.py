@@ -92,10 +92,9 @@ class BinaryRisk(ScoreRisk):
         if names is not None:
             keys = [str(name) for name in names]
             if not self._several or not len(keys) == len(set(keys)) == len(columns):
-                wanted = f"{len(columns)} different names" if self._several else "left out"
                 raise ValueError(
-                    f"`{call}(names=...)` names the columns of `labels`, of shape {table.shape}, "
-                    f"and must be {wanted} but is: {keys}."
+                    f"`{call}(names=...)` must be different names, one for each of the columns of "
+                    f"`labels`, of shape {table.shape}, but is: {keys}."
                 )
         self.labels: list[Label] = []
         for key, column in zip(keys, columns, strict=True):
@@ -136,7 +135,7 @@ class BinaryRisk(ScoreRisk):
             function: runs the model and returns the scores, (B,), or (B, T) for T labels; or a pair
                 (loss, scores) with an ordinary loss, a scalar or per-sample losses.
             labels: 0 or 1 for each sample, of the shape of the scores; NaN where unknown. Best on
-                the CPU, as the loader gives them: they are looked at there.
+                the CPU, as the loader gives them.
             index: number of each sample in the training set, (B,); None if the batch is the
                 training set in order, or in `eval()` mode, where samples may be others.
         """
@@ -177,8 +176,7 @@ class BinaryRisk(ScoreRisk):
 
         The share of a label with pairs in m of k calls is k / m over the number of labels: with
         probability p of that in a call, its expectation is kp E[1 / (1 + Bin(k-1, p))] =
-        1 - (1-p)^k. In the mean over the labels of each batch, which an evaluation has, labels
-        that come alone would weigh more.
+        1 - (1-p)^k. An evaluation has the mean over the labels of the batch.
         """
         came = [True, *(label.name in present for label in self.labels)]
         visits = self.visits + self.visits.new_tensor(came)
@@ -214,8 +212,8 @@ class BinaryRisk(ScoreRisk):
         ids = self._read_index(index, len(known))
         if len(ids) != len(y):
             raise ValueError(
-                f"`{name}`: `labels` hold {len(y)} samples, but `index` {len(ids)} (all of the "
-                "training set, if no `index` is given)."
+                f"`{name}`: `labels` hold {len(y)} samples, but `index` {len(ids)} (all, where "
+                "there is no `index`)."
             )
         there = known[ids]
         if self.training and not ((there == y) | (np.isnan(there) & np.isnan(y))).all():
@@ -356,7 +354,7 @@ class AveragePrecision(BinaryRisk):
 
 
 class BagTerm(AbstractTerm):
-    r"""f of the class means of H and H^2 over bags, of which a batch sees a part.
+    r"""f of the class means of H and H^2 over bags.
 
     .. math::
         G_t = \frac1{B_1}\sum_{b\in\mathcal B_1} \nabla g_b(w)\,\nabla\phi_b(u_b)\,\nabla f(v)
@@ -378,10 +376,7 @@ class BagTerm(AbstractTerm):
         """The class means of H and H^2 over some bags."""
         scores, positive = self.temperature * u, self.positive[index]
         if bool(positive.all()) or not bool(positive.any()):
-            raise ValueError(
-                "`MultiInstanceAUC`: a batch must hold bags of both classes, but the labels of its "
-                f"{len(index)} bags are all {int(positive[0])}; nothing was updated."
-            )
+            raise ValueError("`MultiInstanceAUC`: a batch must hold bags of both classes.")
         return class_moments(scores[positive], scores[~positive])
 
     def loss(self, tracked: Tracked) -> Tensor:
@@ -411,9 +406,8 @@ class MultiInstanceAUC(ScoreRisk):
         \min_w\; \operatorname{Var}_+ H + \operatorname{Var}_- H
             + [\,m + \mathbb E_- H - \mathbb E_+ H\,]_+^2
 
-    Three levels: a block is a bag, g_b = mean exp(h / tau) is tracked in log space from the
-    instances of it that a batch holds; the class means of H and H^2 are tracked too, since f,
-    `fcco.outer.ClassSeparation`, is not linear.
+    A block is a bag, g_b = mean exp(h / tau) is tracked in log space from the instances of it that
+    a batch holds; the class means of H and H^2 are tracked too, f is `fcco.outer.ClassSeparation`.
 
     Args:
         labels: 0 or 1 for each bag of the training set.
@@ -444,7 +438,9 @@ class MultiInstanceAUC(ScoreRisk):
         _checks.positive("MultiInstanceAUC", "temperature", temperature)
         table = torch.from_numpy(as_labels("`MultiInstanceAUC(labels=...)`", labels))
         if table.dim() != 1 or not 0 < int(table.sum()) < len(table):
-            raise ValueError("`MultiInstanceAUC(labels=...)` must be a vector of 0s and 1s (bags).")
+            raise ValueError(
+                "`MultiInstanceAUC(labels=...)` must be a vector of 0 and 1, both present."
+            )
         self.temperature = temperature
         bags = average(model, len(table), gamma=gamma, log_space=True)
         means = average(model, 1, 4, gamma=gamma_classes)
