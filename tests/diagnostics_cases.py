@@ -2,14 +2,15 @@
 
 import torch
 
-from fcco.diagnostics import _FullData
+from fcco.diagnostics import _measure
 
 DOUBLE = torch.float64
 
 
 def gram(inner, number, parameters):
     """J J^T as the diagnostics compute it."""
-    return _FullData("gram", inner, number, parameters).gram()
+    _, jacobian = _measure("gram", inner, number, parameters, scalar=False)
+    return jacobian @ jacobian.T
 
 
 class Curved:
