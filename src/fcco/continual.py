@@ -1,8 +1,4 @@
-"""Continual learning: fine-tune a model under the constraint that no protected task gets worse.
-
-`ReferenceLosses` holds the losses of the model before fine-tuning; `TaskHeads` gives each
-protected task parameters of its own.
-"""
+"""Continual learning: fine-tune a model under the constraint that no protected task gets worse."""
 
 from __future__ import annotations
 

@@ -138,19 +138,12 @@ _ACTIVE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class KKT:
-    """Residuals of the KKT conditions; zero at a KKT point.
+    """Residuals of the KKT conditions; zero at a KKT point."""
 
-    Attributes:
-        stationarity: |grad g_0 + sum_i nu_i grad g_i|.
-        feasibility: max_i [g_i]_+.
-        complementarity: max_i |nu_i g_i|.
-        multipliers: nu, shape (m,).
-    """
-
-    stationarity: float
-    feasibility: float
-    complementarity: float
-    multipliers: Tensor
+    stationarity: float  # |grad g_0 + sum_i nu_i grad g_i|
+    feasibility: float  # max_i [g_i]_+
+    complementarity: float  # max_i |nu_i g_i|
+    multipliers: Tensor  # nu, (m,)
 
     def __str__(self) -> str:
         return (

@@ -31,29 +31,19 @@ class AbstractOuter(abc.ABC):
 
     A subclass needs a value (`__call__`). Without its own `gradient` it is differentiated by
     autograd. Of `prox` and `envelope_and_gradient` one follows from the other; with neither of its
-    own a scalar function uses `numeric_prox`.
-
-    Attributes:
-        dim: d1; 1 acts elementwise, None accepts any length of the last axis.
-        convex: f is convex.
-        monotone: f is non-decreasing in every argument.
-        smooth: f is differentiable with a Lipschitz gradient, so it needs no envelope.
-        lipschitz: C_f, the Lipschitz constant (`inf` where there is none).
-        jump: by how much the slope of f jumps at its kink, or at each of them; the envelope rounds
-            it over a width of lambda times that. None where f has no such number.
-        weak_convexity: rho_f, the smallest r such that f + r/2 |.|^2 is convex (0 for convex f,
-            `inf` for a function that is not weakly convex).
+    own a scalar function uses `numeric_prox`. It declares the facts below where they hold.
     """
 
-    dim: int | None = 1
+    dim: int | None = 1  # d1; 1 acts elementwise, None accepts any length of the last axis
     convex: bool = False
-    monotone: bool = False
-    smooth: bool = False
-    lipschitz: float = math.inf
-    jump: float | None = None
+    monotone: bool = False  # non-decreasing in every argument
+    smooth: bool = False  # with a Lipschitz gradient, so that it needs no envelope
+    lipschitz: float = math.inf  # C_f
+    jump: float | None = None  # of the slope at each kink, rounded over lambda times as much
 
     @property
     def weak_convexity(self) -> float:
+        """rho_f, the smallest r for which f + r/2 |.|^2 is convex; `inf` if there is none."""
         return 0.0 if self.convex else math.inf
 
     @abc.abstractmethod
@@ -183,9 +173,6 @@ class MoreauEnvelope(AbstractOuter):
 
     def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
         return self.outer.envelope_and_gradient(u, self.smoothing)
-
-    def violation(self, u: Tensor) -> Tensor:
-        return self.outer.violation(u)
 
     def slope(self, gradient: Tensor) -> Tensor:
         return self.outer.slope(gradient)

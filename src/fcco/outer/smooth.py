@@ -128,8 +128,7 @@ class LogMeanExp(AbstractOuter):
         f(\nu) = \tau \log(\exp(\nu) + \text{offset}), \qquad
         \nu = \log \operatorname{mean} \exp(\ell / \tau), \qquad \tau = \text{temperature}
 
-    A tracker with `log_space=True` averages exp(loss / tau) but stores its logarithm nu. In nu the
-    outer function is linear without an offset, and convex with one (in u it is concave).
+    In nu it is linear without an offset, and convex with one (in u it is concave).
     """
 
     temperature: float
