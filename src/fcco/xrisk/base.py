@@ -20,7 +20,7 @@ from ..outer import AbstractOuter
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
 
-__all__ = ["RiskTerm", "ScoreRisk", "Values", "average", "table_for", "warm_start"]
+__all__ = ["RiskTerm", "ScoreRisk", "Values", "average", "read_scores", "table_for", "warm_start"]
 
 Ints = NDArray[np.int64]
 Ranks = tuple[Group, list[int]]
@@ -39,15 +39,13 @@ class ScoreRisk(Compositional):
     On several ranks scores are gathered, and every rank computes the values of the global batch.
     """
 
-    _gathers: ClassVar[bool] = True
     _empty: ClassVar[str] = ""  # the warning about a batch without pairs, after "A batch of `...`"
     _seen: list[Any] | None = None  # of the scores of the first calls; None: not watched
     _said_empty = False
 
     def __init__(self, model: nn.Module, optimizer: Any, terms: Any, process_group: Any) -> None:
-        # Where scores are gathered, every rank holds the values of the global batch already.
-        group = None if self._gathers else process_group
-        super().__init__(model, optimizer, terms, process_group=group)
+        # Scores are gathered: every rank holds the values of the global batch already.
+        super().__init__(model, optimizer, terms, process_group=None)
         self._ranks = process_group
 
     @property
@@ -87,29 +85,11 @@ class ScoreRisk(Compositional):
         return table[:, 0].astype(np.int64), labels, (group, sizes)
 
     def _scores(
-        self, function: Any, shape: tuple[int, ...] | None = None, ranks: Ranks | None = None
+        self, function: Any, shape: tuple[int, ...], ranks: Ranks | None
     ) -> tuple[Any, Tensor]:
-        """What the user's function returns: the ordinary loss or None, and the scores of all ranks.
-
-        `shape` is that of the scores of this rank, None if the objective reads both.
-        """
+        """The ordinary loss or None, and the scores of all ranks; `shape` is that of this rank."""
         name = type(self).__name__
-        if not callable(function):
-            raise TypeError(
-                f"`{name}` needs a function, not a {type(function).__name__}: write "
-                "`risk(lambda: model(x).squeeze(1), ...)`."
-            )
-        result = function()
-        loss, scores = split(result) if isinstance(result, tuple) else (None, result)
-        if not isinstance(scores, Tensor):
-            raise TypeError(
-                f"The function given to `{name}` must return scores, or (loss, scores), but "
-                f"returned: {type(scores).__name__}."
-            )
-        # Differences and quotients of scores in half precision would be wrong in the third digit.
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if shape is None:
-            return loss, scores
+        loss, scores = read_scores(name, function)
         if scores.shape == (*shape, 1) and len(shape) == 1:
             scores = scores.squeeze(1)
         if scores.shape != shape:
@@ -168,6 +148,24 @@ class ScoreRisk(Compositional):
                 f"All {sum(sizes)} scores of `{type(self).__name__}` so far lie in [0, 1], like "
                 "probabilities, but logits are wanted: leave the sigmoid out."
             )
+
+
+def read_scores(name: str, function: Any) -> tuple[Any, Tensor]:
+    """What the user's function returns: the ordinary loss or None, and the scores."""
+    if not callable(function):
+        raise TypeError(
+            f"`{name}` needs a function, not a {type(function).__name__}: write "
+            "`risk(lambda: model(x).squeeze(1), ...)`."
+        )
+    result = function()
+    loss, scores = split(result) if isinstance(result, tuple) else (None, result)
+    if not isinstance(scores, Tensor):
+        raise TypeError(
+            f"The function given to `{name}` must return scores, or (loss, scores), but "
+            f"returned: {type(scores).__name__}."
+        )
+    # Differences and quotients of scores in half precision would be wrong in the third digit.
+    return loss, scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _of_all_ranks(scores: Tensor, group: Group, sizes: list[int]) -> Tensor:

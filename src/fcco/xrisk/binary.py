@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..inputs import ONLY
+from ..objective import Compositional
 from ..outer import ClassSeparation, Ratio
 from ..terms import AbstractTerm
 from ..tracker import InnerTracker, Tracked
-from .base import Ints, RiskTerm, ScoreRisk, Values, average
+from .base import Ints, RiskTerm, ScoreRisk, Values, average, read_scores
 from .pairs import PairLoss, pair_means
 
 __all__ = ["AUC", "AveragePrecision", "BinaryRisk", "Label", "MultiInstanceAUC"]
@@ -398,7 +399,7 @@ class BagTerm(AbstractTerm):
         return self.outer(self.class_means(table, seen)).sum()
 
 
-class MultiInstanceAUC(ScoreRisk):
+class MultiInstanceAUC(Compositional):
     r"""Maximise the AUC of bags of instances, with a smooth maximum as the score of a bag.
 
     .. math::
@@ -420,8 +421,6 @@ class MultiInstanceAUC(ScoreRisk):
         D. Zhu et al., Provable multi-instance deep AUC maximization with stochastic pooling, 2023
         (MIDAM).
     """
-
-    _gathers = False
 
     def __init__(
         self,
@@ -445,7 +444,7 @@ class MultiInstanceAUC(ScoreRisk):
         bags = average(model, len(table), gamma=gamma, log_space=True)
         means = average(model, 1, 4, gamma=gamma_classes)
         term = BagTerm(bags, means, table, temperature, margin)
-        super().__init__(model, optimizer, term, process_group)
+        super().__init__(model, optimizer, term, process_group=process_group)
 
     def forward(  # type: ignore[override]
         self, function: Callable[[], Any], bag: Any
@@ -456,6 +455,13 @@ class MultiInstanceAUC(ScoreRisk):
             function: runs the model and returns the scores of instances, (B,), or (loss, scores).
             bag: number of the bag of each instance, (B,); there must be bags of both classes.
         """
-        loss, scores = self._scores(function)
+        return super().forward(self._logarithms(function), bag)
+
+    def entries(self, function: Any, index: Any = None) -> Any:
+        return super().entries(self._logarithms(function), index)
+
+    def _logarithms(self, function: Any) -> Callable[[], Any]:
+        """The logarithms of exp(h / tau), of which the tracker takes means."""
+        loss, scores = read_scores("MultiInstanceAUC", function)
         values = scores / self.temperature
-        return super().forward(lambda: values if loss is None else (loss, values), bag)
+        return lambda: values if loss is None else (loss, values)
