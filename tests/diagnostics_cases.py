@@ -2,14 +2,14 @@
 
 import torch
 
-from fcco.diagnostics import _measure
+from fcco.diagnostics import _FullData
 
 DOUBLE = torch.float64
 
 
 def gram(inner, number, parameters):
     """J J^T as the diagnostics compute it."""
-    _, jacobian = _measure("gram", inner, number, parameters, scalar=False)
+    jacobian = _FullData("gram", inner, number, parameters).jacobian(torch.arange(number))
     return jacobian @ jacobian.T
 
 

@@ -10,7 +10,7 @@ They measure the model at its current parameters. Common arguments:
 
 * `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or, of `eigenvalues` alone, (B, d1), on
   the full data and with an autograd graph to `parameters`; deterministic, so set the model to
-  evaluation mode first. It is asked for at most 64 blocks at a time. All gradients are held.
+  evaluation mode first. It is asked for at most 64 blocks at a time.
 * `num_inner` is n, `num_constraints` m, `parameters` w.
 * `loss` returns g_0(w), if there is one.
 """
@@ -35,63 +35,74 @@ Loss = Callable[[], Tensor]
 _CHUNK = 64  # blocks per autograd graph
 
 
-def _measure(
-    call: str,
-    inner: Inner,
-    number: int,
-    parameters: Iterable[Tensor],
-    loss: Loss | None = None,
-    scalar: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """The g_i(w), and the gradient of each as a row, that of g_0 last; in float64.
+class _FullData:
+    """A problem at the current parameters; `call` is the public function, which errors name."""
 
-    Args:
-        call: the public function, which errors name.
-        inner: see the module, also for `parameters` and `loss`.
-        number: n.
-        scalar: each g_i is one number.
-    """
-    _checks.integer(call, "num_inner", number, 1)
-    parameters = [parameter for parameter in parameters if parameter.requires_grad]
-    if not parameters:
-        raise ValueError(
-            f"`{call}(parameters=...)` has no tensor that requires a gradient "
-            "(an iterator such as `model.parameters()` can be used only once)."
-        )
-    chunks = torch.arange(number, device=parameters[0].device).split(_CHUNK)
-    values, rows = [], []
-    for blocks in chunks if loss is None else (*chunks, None):
+    def __init__(
+        self,
+        call: str,
+        inner: Inner,
+        num_inner: int,
+        parameters: Iterable[Tensor],
+        loss: Loss | None = None,
+    ) -> None:
+        _checks.integer(call, "num_inner", num_inner, 1)
+        self.call, self.inner, self.loss = call, inner, loss
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        if not self.parameters:
+            raise ValueError(
+                f"`{call}(parameters=...)` has no tensor that requires a gradient "
+                "(an iterator such as `model.parameters()` can be used only once)."
+            )
+        self.index = torch.arange(num_inner, device=self.parameters[0].device)
+
+    def constraint_values(self) -> Tensor:
+        """g_i(w) of scalar constraints, shape (m,), detached, in float64."""
+        values = torch.cat([self._of(p).detach().double() for p in self.index.split(_CHUNK)])
+        if values.dim() == 2 and values.shape[1] != 1:
+            raise ValueError(
+                f"`{self.call}(inner=...)` gives d1 = {values.shape[1]} values per constraint."
+            )
+        return values.reshape(-1)
+
+    def jacobian(self, index: Tensor) -> Tensor:
+        """The gradients of the g_i in `index`, a row each, that of g_0 last; in float64."""
+        parts: list[Tensor | None] = list(index.split(_CHUNK)) if len(index) else []
+        rows = []
+        for part in parts if self.loss is None else [*parts, None]:
+            for value in self._of(part).reshape(-1):
+                gradients = torch.autograd.grad(
+                    value, self.parameters, retain_graph=True, materialize_grads=True
+                )
+                rows.append(torch.cat([each.reshape(-1).double() for each in gradients]))
+        jacobian = torch.stack(rows)
+        if not bool(torch.isfinite(jacobian).all()):
+            raise NonFiniteValue(
+                f"`{self.call}`: a gradient of inner or loss is not finite although the values are."
+            )
+        return jacobian
+
+    def _of(self, index: Tensor | None) -> Tensor:
+        """g_i(w) for the blocks in `index`, or g_0(w) for None, with its graph."""
         with torch.enable_grad():
-            found = inner(blocks) if blocks is not None else loss()  # type: ignore[misc]
-        if blocks is None:
-            argument, wanted, fits = f"`{call}(loss=...)`", "a scalar", found.numel() == 1
+            values = self.inner(index) if index is not None else self.loss()  # type: ignore[misc]
+        if index is None:
+            argument, wanted, fits = f"`{self.call}(loss=...)`", "a scalar", values.numel() == 1
         else:
-            width = "" if scalar else f" or ({len(blocks)}, d1)"
-            argument, wanted = f"`{call}(inner=...)`", f"the shape ({len(blocks)},){width}"
-            fits = found.shape[:1] == blocks.shape and found.dim() <= (1 if scalar else 2)
+            argument = f"`{self.call}(inner=...)`"
+            wanted = f"the shape ({len(index)},) or ({len(index)}, d1)"
+            fits = values.dim() in (1, 2) and len(values) == len(index)
         if not fits:
-            raise ValueError(f"{argument} must return {wanted}, not: {tuple(found.shape)}.")
-        if not found.requires_grad:
+            raise ValueError(f"{argument} must return {wanted}, not: {tuple(values.shape)}.")
+        if not values.requires_grad:
             raise ValueError(
                 f"{argument} returned values without an autograd graph to the parameters."
             )
-        wrong = (~torch.isfinite(found.detach())).nonzero()
+        wrong = (~torch.isfinite(values.detach())).nonzero()
         if len(wrong):
-            place = "" if blocks is None else f" for block {int(blocks[wrong[0, 0]])}"
+            place = "" if index is None else f" for block {int(index[wrong[0, 0]])}"
             raise NonFiniteValue(f"{argument} must be finite but is not{place}.")
-        if blocks is not None:
-            values.append(found.detach().double())
-        for value in found.reshape(-1):
-            gradients = torch.autograd.grad(
-                value, parameters, retain_graph=True, materialize_grads=True
-            )
-            rows.append(torch.cat([gradient.reshape(-1).double() for gradient in gradients]))
-    jacobian = torch.stack(rows)
-    if not bool(torch.isfinite(jacobian).all()):
-        raise NonFiniteValue(
-            f"`{call}`: a gradient of inner or loss is not finite although the values are."
-        )
-    return torch.cat(values), jacobian
+        return values
 
 
 def eigenvalues(inner: Inner, num_inner: int, parameters: Iterable[Tensor]) -> Tensor:
@@ -105,7 +116,8 @@ def eigenvalues(inner: Inner, num_inner: int, parameters: Iterable[Tensor]) -> T
     docs/concepts/mathematics.md.) If n d1 > d, the smallest is 0 whatever the model does. For
     CVaR, whose inner functions are L_i - s, s is one of the parameters.
     """
-    _, jacobian = _measure("eigenvalues", inner, num_inner, parameters, scalar=False)
+    data = _FullData("eigenvalues", inner, num_inner, parameters)
+    jacobian = data.jacobian(data.index)
     # Rounding can make the smallest of a singular matrix slightly negative.
     return torch.linalg.eigvalsh(jacobian @ jacobian.T).clamp(min=0)
 
@@ -123,10 +135,11 @@ def constraint_condition(
         {i: g_i > 0}, alone. It is never smaller, and enough for the proof, whose multipliers vanish
         where g_i <= 0. None where all constraints hold: the assumption then asks nothing.
     """
-    values, jacobian = _measure("constraint_condition", inner, num_constraints, parameters)
-    violated = values > 0
+    data = _FullData("constraint_condition", inner, num_constraints, parameters)
+    violated = data.constraint_values() > 0
     if not bool(violated.any()):
         return None
+    jacobian = data.jacobian(data.index)
     parts = jacobian, jacobian[violated]
     least = [float(torch.linalg.eigvalsh(j @ j.T)[0].clamp(min=0).sqrt()) for j in parts]
     return least[0], least[1]
@@ -170,9 +183,13 @@ def kkt(
     Args:
         multipliers: nu, shape (m,).
     """
-    values, jacobian = _measure("kkt", inner, num_constraints, parameters, loss)
+    data = _FullData("kkt", inner, num_constraints, parameters, loss)
+    values = data.constraint_values()
     if multipliers is None:
-        nu = _best_multipliers(values, jacobian)
+        active = data.index[values >= -_ACTIVE]
+        jacobian = data.jacobian(active)
+        nu = torch.zeros_like(values)
+        nu[active] = _best_multipliers(jacobian)
     else:
         if multipliers.shape != values.shape or bool((multipliers < 0).any()):
             raise ValueError(
@@ -180,27 +197,27 @@ def kkt(
                 f"({len(values)},), but is: {multipliers}."
             )
         nu = multipliers.detach().to(values)
+        active = data.index[nu > 0]
+        jacobian = data.jacobian(active)
     return KKT(
-        stationarity=float((nu @ jacobian[:-1] + jacobian[-1]).norm()),
+        stationarity=float((nu[active] @ jacobian[:-1] + jacobian[-1]).norm()),
         feasibility=max(float(values.max()), 0.0),
         complementarity=float((nu * values).abs().max()),
         multipliers=nu,
     )
 
 
-def _best_multipliers(values: Tensor, jacobian: Tensor) -> Tensor:
+def _best_multipliers(jacobian: Tensor) -> Tensor:
+    """The nu >= 0 with the least norm of grad g_0, the last row, plus nu times the others."""
     try:
         import scipy.optimize
     except ImportError as error:
         raise ImportError("`kkt` needs scipy: pip install scipy.") from error
-    nu = torch.zeros_like(values)
-    near = (values >= -_ACTIVE).nonzero().squeeze(1)
-    if len(near) > 0:
-        rows = torch.cat([jacobian[near], jacobian[-1:]])
-        # Non-negative least squares with m + 1 equations instead of d: a square matrix R with
-        # R^T R = gram has columns of the lengths and angles of the gradients, grad g_0 last.
-        eigenvalues, vectors = torch.linalg.eigh((rows @ rows.T).cpu())
-        copy: Any = (eigenvalues.clamp(min=0).sqrt().unsqueeze(1) * vectors.T).numpy()
-        solution, _ = scipy.optimize.nnls(copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy))
-        nu[near] = torch.from_numpy(solution).to(nu)
-    return nu
+    # Non-negative least squares with m + 1 equations instead of d: a square matrix R with
+    # R^T R = gram has columns of the lengths and angles of the gradients, grad g_0 last.
+    eigenvalues, vectors = torch.linalg.eigh((jacobian @ jacobian.T).cpu())
+    copy: Any = (eigenvalues.clamp(min=0).sqrt().unsqueeze(1) * vectors.T).numpy()
+    if copy.shape[1] == 1:
+        return jacobian.new_zeros(0)
+    solution, _ = scipy.optimize.nnls(copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy))
+    return torch.from_numpy(solution).to(jacobian)
