@@ -70,7 +70,6 @@ def cvar_expression(v: Any, r: float) -> Any:
 
 SCALAR_CONVEX = [
     Case(fo.Hinge(1.5), lambda u: 1.5 * plus(u)),
-    Case(fo.CVaRHinge(0.4), lambda u: plus(u) / 0.4),
     Case(fo.Absolute(0.75), lambda u: 0.75 * np.abs(u)),
     Case(fo.DeadZone(0.5, 1.25), lambda u: 1.25 * plus(np.abs(u) - 0.5)),
     Case(fo.SquaredHinge(1.5), lambda u: 0.75 * plus(u) ** 2),
@@ -107,8 +106,7 @@ SMOOTH_ONLY = [
         fo.ClassSeparation(0.8), lambda u: separation(plus(0.8 + u[..., 2] - u[..., 0]), u), size=4
     ),
     Case(fo.Linear(), lambda u: u),
-    Case(fo.Discount(), lambda u: 1 / np.log2(1 + u), low=0.3),
-    Case(fo.Discount(-2.0), lambda u: -2 / np.log2(1 + u), low=0.3),
+    Case(fo.Discount(), lambda u: -1 / np.log2(1 + u), low=0.3),
     Case(fo.LogMeanExp(0.5), lambda u: 0.5 * u),
     Case(fo.LogMeanExp(0.5, offset=0.2), lambda u: 0.5 * np.log(np.exp(u) + 0.2)),
 ]

@@ -76,10 +76,9 @@ def test_state_round_trip_is_bitwise():
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda m, x: m(x, TASKS), "must be below 4 but is: 4"),
+    (lambda m, x: m(x, TASKS), "must be below 4: 4"),
     (lambda m, x: m(x, -1), "must be at least 0"),
     (lambda m, x: m(x, 1.0), "must be an integer"),
-    (lambda m, x: m(x, torch.zeros(ROWS)), "dtype torch.float32"),
     (lambda m, x: m(x, torch.zeros(3, dtype=torch.int64)), r"shape \(20,\)"),
     (lambda m, x: TaskHeads(nn.Linear(2, 2), 0), "tasks=...\\)` must be at least 1"),
     (lambda m, x: TaskHeads(nn.Linear(2, 2), 1, rank=0), "rank=...\\)` must be at least 1"),

@@ -56,7 +56,6 @@ def test_gradient_is_autograd_and_finite_difference(case: Case):
     ("outer", "kinks"),
     [
         (fo.Hinge(1.5), [0.0]),
-        (fo.CVaRHinge(0.4), [0.0]),
         (fo.Absolute(), [0.0]),
         (fo.DeadZone(0.5), [-0.5, 0.5]),
         (fo.SquaredHinge(), [0.0]),
@@ -200,7 +199,6 @@ def test_constraints_behind_the_penalties():
     u = torch.tensor([[0.75, 0.25], [-1.0, 0.5]])
     slopes = {
         fo.Hinge(2.0): (u, 2.0 * (u > 0)),
-        fo.CVaRHinge(0.5): (u, 2.0 * (u > 0)),
         fo.Absolute(2.0): (u.abs(), 2.0 * u.sign()),
         fo.DeadZone(0.5): (u.abs() - 0.5, u.sign() * (u.abs() > 0.5)),
         fo.OneSidedMCP(2.0, 1.0): (u, (u > 0) * (2 - u)),

@@ -103,8 +103,6 @@ def test_prox_refuses_a_step_that_is_not_positive(case: Case):
     [
         (lambda: fo.Hinge(0.0), r"`Hinge\(scale=...\)` must be positive and finite but is: 0.0"),
         (lambda: fo.Hinge(math.inf), r"`Hinge\(scale=...\)` must be positive and finite"),
-        (lambda: fo.CVaRHinge(0.0), r"`CVaRHinge\(ratio=...\)` must lie in \(0, 1\] but is: 0.0"),
-        (lambda: fo.CVaRHinge(1.5), r"`CVaRHinge\(ratio=...\)` must lie in \(0, 1\]"),
         (lambda: fo.DeadZone(-0.1), r"`DeadZone\(width=...\)` must be at least 0"),
         (lambda: fo.TwoSidedHinge(-1.0), r"`TwoSidedHinge\(tolerance=...\)` must be at least 0"),
         (lambda: fo.LogMeanExp(1.0, -0.1), r"`LogMeanExp\(offset=...\)` must be at least 0"),
@@ -128,7 +126,7 @@ NUMBERS = [
 def test_every_number_must_be_a_finite_number(kind: type, name: str, outer: fo.AbstractOuter):
     value = getattr(outer, name)
     for wrong in (str(value), None, True, [value], np.array([value]), math.nan, -math.inf):
-        given = rf"`{kind.__name__}\((abs\()?{name}\)?=...\)` must"
+        given = rf"`{kind.__name__}\({name}=...\)` must"
         with pytest.raises((TypeError, ValueError), match=given):
             dataclasses.replace(outer, **{name: wrong})  # type: ignore[type-var]
 

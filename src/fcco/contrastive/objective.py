@@ -59,9 +59,8 @@ class ContrastiveTerm(AbstractTerm):
     `temperature="individual"` each side of each pair has a tau of its own, kept in a table and
     minimised with the weights by steps of its gradient (iSogCLR, FastCLIP v2).
 
-    Micro-batches between two optimizer steps are separate batches: negatives come only from the
-    same micro-batch, and the means of a pair that is in several are averaged. Pairs that share an
-    image or a text, and a pair drawn twice, are no negatives of each other: give them one `label`.
+    Negatives come from the same micro-batch. Pairs that share an image or a text, and a pair drawn
+    twice, are no negatives of each other: give them one `label`.
 
     Args:
         num_pairs: n, the number of anchors in the data set.
@@ -77,8 +76,8 @@ class ContrastiveTerm(AbstractTerm):
         normalize: scale the features to unit length first, in float32.
         chunk: see `log_means`.
         process_group: see `Compositional`; give both the same one.
-        options: of `InnerTracker`. Unless given, `gamma=0.8` (gamma_1), `correction=0.0`, a moving
-            average without a second forward pass, and `read="new"`, as in SogCLR.
+        options: of `InnerTracker`. Unless given, `gamma=0.8` (gamma_1), `correction=0.0` and
+            `read="new"`, as in SogCLR.
 
     References:
         Z. Yuan et al., Provable stochastic optimization for global contrastive learning: small
@@ -118,12 +117,9 @@ class ContrastiveTerm(AbstractTerm):
                 )
         elif not callable(temperature):
             _checks.positive(call, "temperature", temperature)
-        _checks.in_interval(call, "radius", radius, 0.0, math.inf, open_high=True)
+        _checks.finite(call, "radius", radius, 0.0)
         if radius and not scaled:
-            raise ValueError(
-                f"`{call}(radius=...)` is multiplied by tau; with `scaled=False` it is not, and "
-                "would only add a constant."
-            )
+            raise ValueError(f"`{call}(radius=...)` with `scaled=False` is only a constant.")
         options = {"gamma": 0.8, "correction": 0.0, "read": "new", **options}
         super().__init__(InnerTracker(num_pairs, 2, log_space=True, **options))
         self._temperature = temperature
@@ -166,12 +162,10 @@ class ContrastiveTerm(AbstractTerm):
         """The inner values of a batch: log g_i of each anchor, over the negatives in the batch.
 
         Args:
-            images: features (B, d); row i belongs to row i of `texts`.
-            texts: features (B, d).
-            index: what you give the objective, for individual temperatures; others do not need it.
-            label: integers (B,); pairs with the same label are no negatives of each other.
-            anchor: booleans (B,); only these pairs get a row, but all are negatives. The index
-                that you give the objective then has one entry for each anchor.
+            images: features, see `log_means` for these, `label` and `anchor`.
+            texts: features.
+            index: what you give the objective (with `anchor`, one entry for each), for individual
+                temperatures; others do not need it.
         """
         # Integers go on to `log_means`, which refuses them.
         if self.normalize and images.is_floating_point() and texts.is_floating_point():
@@ -286,17 +280,14 @@ class GlobalContrastive(Compositional):
             inner: runs the model; returns `(image features, text features)`.
             index: number of each pair in the data set, from 0 to n - 1; None if the batch is the
                 data set. With `anchor` too, one for each pair.
-            label: see `ContrastiveTerm.inner`, as for `anchor`.
+            label: see `log_means`, as for `anchor`.
         """
         if anchor is not None and index is not None:
             index = torch.as_tensor(index)[anchor.to(torch.as_tensor(index).device)]
         return super().forward(self._entries(inner, index, label, anchor), index)
 
     def pool(self, batches: Iterable[tuple[Any, Any]]) -> dict[str, Batch]:
-        """As `Compositional.pool`; all pairs of a batch are negatives of each other.
-
-        Every rank must have the same number of batches, since negatives come from all ranks.
-        """
+        """As `Compositional.pool`; every rank must have the same number of batches."""
         return super().pool((self._entries(inner, index), index) for inner, index in batches)
 
     def _entries(

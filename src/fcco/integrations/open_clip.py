@@ -16,6 +16,7 @@ from torch.nn.functional import softplus
 from .. import _checks
 from .._distributed import find_group, gather_rows, row_counts
 from .._state import KeepsPrecision, Uninterrupted
+from ..index import check_range
 from ..tracker import log_track
 from ..tracker.blocks import segment
 
@@ -28,10 +29,9 @@ _EXCLUDED = -1e30  # its exponential is 0 and so is its slope; that of -inf may 
 class PairMemory(KeepsPrecision):
     r"""The loss of `GlobalContrastiveLoss` and `GlobalClipLoss`, and what is kept of each pair.
 
-    `fcco.GlobalContrastive` needs the optimizer, which these frameworks make after the loss,
-    because it pools the calls between two steps and may correct its estimates. Here each call is a
-    step of its own. With s_ij the score of anchor i and document j, and N_i negatives at hand, in
-    the batch and among pairs stored from earlier ones,
+    Unlike in `fcco.GlobalContrastive`, which needs the optimizer, each call is a step of its own.
+    With s_ij the score of anchor i and document j, and N_i negatives at hand, in the batch and
+    among pairs stored from earlier ones,
 
     .. math::
         \hat G_i = \frac{K}{N_i}\sum_{j} e^{s_{ij} - s_{ii}}, \qquad
@@ -43,8 +43,8 @@ class PairMemory(KeepsPrecision):
     each stored pair keeps the logarithm of its :math:`e^{s_{ii}}(1 + G_i)`, its level.
 
     `value` holds log G_i, NaN before the first visit, with a second column for documents against
-    anchors if `symmetric`. Hard negatives are further documents: those of other pairs count like
-    their positives; those of pair i are always in the batch with it, and count once.
+    anchors if `symmetric`. Hard negatives are further documents: those of pair i, which are always
+    in the batch with it, count once.
     """
 
     may_be_nan = ("value",)
@@ -213,25 +213,23 @@ def pair_numbers(index: Any, num_pairs: int, where: str, remedy: str) -> Tensor:
 
     A class in place of a number would make one pair of many, without any message.
     """
-    given = torch.as_tensor([] if index is None else index)
-    kind = given.dtype
-    integers = not (kind == torch.bool or kind.is_floating_point or kind.is_complex)
-    distinct = set(given.tolist()) if integers and given.dim() == 1 else set()
-    outside = [number for number in distinct if not 0 <= number < num_pairs]
     if index is None:
-        wrong = f"is missing, which tells which of the {num_pairs} pairs these are"
-    elif not integers or given.dim() != 1:
-        wrong = f"must be a vector of integers, but has shape {tuple(given.shape)} and dtype {kind}"
-    elif outside:
-        wrong = f"must lie in [0, {num_pairs - 1}] (num_pairs) but contains: {outside[0]}"
-    elif len(given) > 2 and len(distinct) <= len(given) / 2:
-        wrong = (
-            f"has only {len(distinct)} different numbers in a batch of {len(given)}: these are "
-            "classes or groups, not the numbers of pairs"
+        raise ValueError(f"{where} is missing, the numbers of these of {num_pairs} pairs. {remedy}")
+    ids = torch.as_tensor(index)
+    if ids.dim() != 1 or ids.dtype == torch.bool or ids.dtype.is_floating_point:
+        raise ValueError(
+            f"{where} must be a vector of integers, but has shape {tuple(ids.shape)} and dtype "
+            f"{ids.dtype}. {remedy}"
         )
-    else:
-        return given.long()
-    raise ValueError(f"{where} {wrong}. {remedy}")
+    distinct = ids.unique().tolist()  # sorted
+    if distinct:
+        check_range(where, distinct[0], distinct[-1], num_pairs)
+    if len(ids) > 2 and len(distinct) <= len(ids) / 2:
+        raise ValueError(
+            f"{where} has only {len(distinct)} different numbers in a batch of {len(ids)}: these "
+            f"are classes or groups, not the numbers of pairs. {remedy}"
+        )
+    return ids.long()
 
 
 class GlobalClipLoss(nn.Module):
@@ -246,15 +244,13 @@ class GlobalClipLoss(nn.Module):
     the visits of a pair follows each of its sums, from the negatives in the batch.
 
     The call is that of `ClipLoss` with the number of each pair besides. In `eval()` mode and
-    without gradient the loss is that of the batch, and nothing changes. On several ranks the
-    negatives and the gradient are those of the whole batch, as with
-    `ClipLoss(local_loss=True, gather_with_grad=True)`. The memory is in `state_dict()`.
+    without gradient the loss is that of the batch, and nothing changes. On several ranks it is
+    that of the whole batch, as with `ClipLoss(local_loss=True, gather_with_grad=True)`.
 
     Args:
         num_pairs: n, the number of pairs of the data set.
         gamma: weight of the new sums in the average; 1 has no memory.
-        stored_pairs: how many of the last pairs keep their features, as further negatives; for
-            fine-tuning, where features change slowly.
+        stored_pairs: how many of the last pairs keep their features, as further negatives.
         negatives: K < n - 1 negatives stand for all: both sums are multiplied by K / (n - 1), as
             in a batch of K + 1 pairs. None is n - 1.
 

@@ -3,7 +3,6 @@
 | class | f(u) | facts |
 |---|---|---|
 | `Hinge` | rho [u]_+ | convex, monotone |
-| `CVaRHinge` | [u]_+ / r, of losses minus s | convex, monotone |
 | `Absolute` | w abs(u) | convex |
 | `DeadZone` | w [abs(u) - kappa]_+ | convex |
 | `SquaredHinge` | rho/2 [u]_+^2 | convex, monotone, smooth |
@@ -12,7 +11,7 @@
 | `Ratio` | -u_1 / u_2, u_2 > 0 | smooth, on R^2 |
 | `ClassSeparation` | spread in two classes and [m + b - a]_+^2 | smooth, on R^4 |
 | `Linear` | u | convex, monotone, smooth |
-| `Discount` | c / log2(1 + u), u > 0 | convex for c > 0, smooth |
+| `Discount` | -1 / log2(1 + u), u > 0 | monotone, smooth |
 | `LogMeanExp` | tau log(exp(nu) + e), nu tracked in log space | convex, monotone, smooth |
 | `OneSidedMCP` | m u - c/2 u^2 for u > 0, then constant | weakly convex, monotone |
 | `MoreauEnvelope` | min_v f(v) + norm(u - v)^2 / (2 lambda) | smooth |
@@ -22,11 +21,11 @@
 
 from .base import AbstractOuter, MoreauEnvelope, numeric_prox
 from .cvar import CVaR, project_capped_simplex
-from .piecewise import Absolute, CVaRHinge, DeadZone, Hinge, OneSidedMCP, TwoSidedHinge
+from .piecewise import Absolute, DeadZone, Hinge, OneSidedMCP, TwoSidedHinge
 from .smooth import ClassSeparation, Discount, Linear, LogMeanExp, Ratio, SquaredHinge
 
 __all__ = [
-    "Absolute", "AbstractOuter", "CVaR", "CVaRHinge", "ClassSeparation", "DeadZone", "Discount",
+    "Absolute", "AbstractOuter", "CVaR", "ClassSeparation", "DeadZone", "Discount",
     "Hinge", "Linear", "LogMeanExp", "MoreauEnvelope", "OneSidedMCP", "Ratio", "SquaredHinge",
     "TwoSidedHinge", "numeric_prox", "project_capped_simplex",
 ]  # fmt: skip

@@ -30,29 +30,20 @@ class AbstractOuter(abc.ABC):
     r"""An outer function f: R^{d1} -> R.
 
     A subclass needs a value (`__call__`). Without its own `gradient` it is differentiated by
-    autograd; without its own `prox` a scalar function uses `numeric_prox`.
-
-    Attributes:
-        dim: d1; 1 acts elementwise, None accepts any length of the last axis.
-        convex: f is convex.
-        monotone: f is non-decreasing in every argument.
-        smooth: f is differentiable with a Lipschitz gradient, so it needs no envelope.
-        lipschitz: C_f, the Lipschitz constant (`inf` where there is none).
-        jump: by how much the slope of f jumps at its kink, or at each of them; the envelope rounds
-            it over a width of lambda times that. None where f has no such number.
-        weak_convexity: rho_f, the smallest r such that f + r/2 |.|^2 is convex (0 for convex f,
-            `inf` for a function that is not weakly convex).
+    autograd. Of `prox` and `envelope_and_gradient` one follows from the other; with neither of its
+    own a scalar function uses `numeric_prox`. It declares the facts below where they hold.
     """
 
-    dim: int | None = 1
+    dim: int | None = 1  # d1; 1 acts elementwise, None accepts any length of the last axis
     convex: bool = False
-    monotone: bool = False
-    smooth: bool = False
-    lipschitz: float = math.inf
-    jump: float | None = None
+    monotone: bool = False  # non-decreasing in every argument
+    smooth: bool = False  # with a Lipschitz gradient, so that it needs no envelope
+    lipschitz: float = math.inf  # C_f
+    jump: float | None = None  # of the slope at each kink, rounded over lambda times as much
 
     @property
     def weak_convexity(self) -> float:
+        """rho_f, the smallest r for which f + r/2 |.|^2 is convex; `inf` if there is none."""
         return 0.0 if self.convex else math.inf
 
     @abc.abstractmethod
@@ -70,7 +61,9 @@ class AbstractOuter(abc.ABC):
 
     def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
         r"""prox_{step f}(u) = argmin_v f(v) + |u - v|^2 / (2 step), for step < 1/rho_f."""
-        return numeric_prox(self, u, step)
+        if type(self).envelope_and_gradient is AbstractOuter.envelope_and_gradient:
+            return numeric_prox(self, u, step)
+        return u - step * self.envelope_gradient(u, step)
 
     def envelope_gradient(self, u: Tensor, step: float | Tensor) -> Tensor:
         return self.envelope_and_gradient(u, step)[1]
@@ -120,14 +113,13 @@ class AbstractOuter(abc.ABC):
         return elementwise if self.dim == 1 else elementwise.sum(-1)
 
 
-def check_step(
-    outer: AbstractOuter,
-    step: float | Tensor,
-    argument: tuple[str, str] | None = None,
-    reason: str = "prox is not unique otherwise",
-) -> None:
-    """Raise unless 0 < step < 1/rho_f; `argument` is the call and the name that the error gives."""
-    call, name = argument or (f"{type(outer).__name__}.prox", "step")
+def check_step(outer: AbstractOuter, step: float | Tensor, envelope: bool = False) -> None:
+    """Raise unless 0 < step < 1/rho_f."""
+    call, name = f"{type(outer).__name__}.prox", "step"
+    reason = "prox is not unique otherwise"
+    if envelope:
+        call, name = "MoreauEnvelope", "smoothing"
+        reason = "the envelope is not smooth otherwise"
     _checks.positive(call, name, step)
     rho = outer.weak_convexity
     # A tensor is never compared: it may be a batch of parameters under vmap.
@@ -144,8 +136,7 @@ class MoreauEnvelope(AbstractOuter):
         \nabla f_\lambda(u) = \tfrac{1}{\lambda}(u - \mathrm{prox}_{\lambda f}(u)).
 
     Both are exact; autograd gives the same gradient (first derivatives only). For convex f,
-    f_lambda <= f <= f_lambda + lambda C_f^2 / 2. The envelope of f_lambda is that of f at a larger
-    lambda (Beck 2017, First-order methods in optimization, theorem 6.63), so its prox is exact too.
+    f_lambda <= f <= f_lambda + lambda C_f^2 / 2.
 
     Args:
         outer: the function f.
@@ -158,8 +149,7 @@ class MoreauEnvelope(AbstractOuter):
     smooth = True
 
     def __post_init__(self) -> None:
-        argument = "MoreauEnvelope", "smoothing"
-        check_step(self.outer, self.smoothing, argument, "the envelope is not smooth otherwise")
+        check_step(self.outer, self.smoothing, envelope=True)
 
     dim = derived(lambda self: self.outer.dim)
     convex = derived(lambda self: self.outer.convex)
@@ -183,16 +173,6 @@ class MoreauEnvelope(AbstractOuter):
 
     def value_and_gradient(self, u: Tensor) -> tuple[Tensor, Tensor]:
         return self.outer.envelope_and_gradient(u, self.smoothing)
-
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        return u - step * self.envelope_gradient(u, step)
-
-    def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
-        check_step(self, step)
-        return self.outer.envelope_and_gradient(u, self.smoothing + step)
-
-    def violation(self, u: Tensor) -> Tensor:
-        return self.outer.violation(u)
 
     def slope(self, gradient: Tensor) -> Tensor:
         return self.outer.slope(gradient)

@@ -58,21 +58,14 @@ class CVaR(AbstractOuter):
         weights = self.gradient(u)
         return (weights * u).sum(dim=-1), weights
 
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        return u - self._project(u, step)
-
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         """<y, u> - step/2 |y|^2, and y, the projection of u / step onto Y."""
-        y = self._project(u, step) / step
+        check_step(self, step)
+        y = project_capped_simplex(u, step * self._cap(u), step) / step
         return (y * (u - y * (step / 2))).sum(dim=-1), y
 
     def _cap(self, u: Tensor) -> float:
         return 1 / (self.ratio * u.shape[-1])
-
-    def _project(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """The projection of u onto step Y."""
-        check_step(self, step)
-        return project_capped_simplex(u, step * self._cap(u), step)
 
 
 def project_capped_simplex(

@@ -12,7 +12,7 @@ from torch.nn.functional import relu
 from .. import _checks
 from .base import AbstractOuter, check_step, clip, derived
 
-__all__ = ["Absolute", "CVaRHinge", "DeadZone", "Hinge", "OneSidedMCP", "TwoSidedHinge"]
+__all__ = ["Absolute", "DeadZone", "Hinge", "OneSidedMCP", "TwoSidedHinge"]
 
 
 class _PiecewiseLinear(AbstractOuter):
@@ -47,11 +47,6 @@ class _PiecewiseLinear(AbstractOuter):
         right, left = (u > self.kink).to(u.dtype), (u < -self.kink).to(u.dtype)
         return self.scale * right + self._low * left
 
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """Move towards the zero set by at most step times the slope."""
-        check_step(self, step)
-        return u - clip(self._distance(u), step * self._low, step * self.scale)
-
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         """Both from one clip: slope * (t - slope step / 2), and the slope."""
         distance, low, high = self._distance(u), self._low, self.scale
@@ -77,22 +72,6 @@ class Hinge(_PiecewiseLinear):
     scale: float = 1.0
 
     monotone = True
-
-
-@dataclass(frozen=True)
-class CVaRHinge(_PiecewiseLinear):
-    """f(u) = [u]_+ / ratio: s plus the mean of f(loss - s) is the CVaR of losses at the best s.
-
-    1/ratio is part of f, so the quadratic zone of the envelope has width lambda / ratio.
-    """
-
-    ratio: float
-
-    monotone = True
-    scale = derived(lambda self: 1 / self.ratio)
-
-    def __post_init__(self) -> None:
-        _checks.in_interval("CVaRHinge", "ratio", self.ratio, 0, 1, open_low=True)
 
 
 @dataclass(frozen=True)
@@ -145,12 +124,6 @@ class TwoSidedHinge(AbstractOuter):
 
     def gradient(self, u: Tensor) -> Tensor:
         return _plus_minus(self._dead_zone().gradient(_gap(u)))
-
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        """Both numbers move by half of what their gap moves."""
-        check_step(self, step)
-        gap = _gap(u)
-        return u + _plus_minus((self._dead_zone().prox(gap, 2 * step) - gap) / 2)
 
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         check_step(self, step)

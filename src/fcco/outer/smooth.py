@@ -36,10 +36,6 @@ class SquaredHinge(AbstractOuter):
     def gradient(self, u: Tensor) -> Tensor:
         return relu(u) * self.scale
 
-    def prox(self, u: Tensor, step: float | Tensor) -> Tensor:
-        check_step(self, step)
-        return torch.where(u > 0, u / (1 + step * self.scale), u)
-
     def envelope_and_gradient(self, u: Tensor, step: float | Tensor) -> tuple[Tensor, Tensor]:
         """The envelope is such a function again, of a smaller scale."""
         check_step(self, step)
@@ -83,26 +79,15 @@ class Ratio(AbstractOuter):
 
 @dataclass(frozen=True)
 class Discount(AbstractOuter):
-    """f(u) = scale / log2(1 + u) for u > 0: the discount of NDCG at a (surrogate) rank u.
+    """f(u) = -1 / log2(1 + u) for u > 0: minus the discount of NDCG at a (surrogate) rank u."""
 
-    A gain is maximised: minus the normalised gain of the example as `scale` makes f a loss.
-    """
-
-    scale: float = 1.0
-
-    smooth = True
-    convex = derived(lambda self: self.scale > 0)
-    monotone = derived(lambda self: self.scale < 0)
-
-    def __post_init__(self) -> None:
-        _checks.number("Discount", "scale", self.scale)
-        _checks.positive("Discount", "abs(scale)", abs(self.scale))
+    monotone = smooth = True
 
     def __call__(self, u: Tensor) -> Tensor:
-        return self.scale * math.log(2) / torch.log1p(u)
+        return -math.log(2) / torch.log1p(u)
 
     def gradient(self, u: Tensor) -> Tensor:
-        return -self.scale * math.log(2) / ((1 + u) * torch.log1p(u).square())
+        return math.log(2) / ((1 + u) * torch.log1p(u).square())
 
 
 @dataclass(frozen=True)
@@ -112,12 +97,8 @@ class ClassSeparation(AbstractOuter):
     .. math::
         f(a, a_2, b, b_2) = (a_2 - a^2) + (b_2 - b^2) + [\,\text{margin} + b - a\,]_+^2
 
-    a and b are the mean scores of positives and negatives, a_2 and b_2 the means of their squares.
-    Classes that are further apart than the margin cost nothing: the margin loss of AUC (AUCM), as a
-    minimum instead of a min-max problem.
-
-    References:
-        Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
+    a and b are the mean scores of positives and negatives, a_2 and b_2 the means of their squares;
+    see `fcco.xrisk.AUC`.
     """
 
     margin: float = 1.0
@@ -147,8 +128,7 @@ class LogMeanExp(AbstractOuter):
         f(\nu) = \tau \log(\exp(\nu) + \text{offset}), \qquad
         \nu = \log \operatorname{mean} \exp(\ell / \tau), \qquad \tau = \text{temperature}
 
-    A tracker with `log_space=True` averages exp(loss / tau) but stores its logarithm nu. In nu the
-    outer function is linear without an offset, and convex with one (in u it is concave).
+    In nu it is linear without an offset, and convex with one (in u it is concave).
     """
 
     temperature: float
@@ -161,18 +141,12 @@ class LogMeanExp(AbstractOuter):
         _checks.positive("LogMeanExp", "temperature", self.temperature)
         _checks.finite("LogMeanExp", "offset", self.offset, 0)
 
-    @property
-    def _log_offset(self) -> float | Tensor | None:
-        """None without an offset, where f is linear."""
-        if isinstance(self.offset, Tensor):
-            return self.offset.log()
-        return math.log(self.offset) if self.offset else None
+    def _log_offset(self, u: Tensor) -> Tensor:
+        """Without an offset -inf, with which both formulas below are right too."""
+        return (torch.zeros_like(u) + self.offset).log()
 
     def __call__(self, u: Tensor) -> Tensor:
-        log = self._log_offset
-        value = u if log is None else torch.logaddexp(u, torch.zeros_like(u) + log)
-        return self.temperature * value
+        return self.temperature * torch.logaddexp(u, self._log_offset(u))
 
     def gradient(self, u: Tensor) -> Tensor:
-        log = self._log_offset
-        return self.temperature * (torch.ones_like(u) if log is None else torch.sigmoid(u - log))
+        return self.temperature * torch.sigmoid(u - self._log_offset(u))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _checks
 from .._schedules import Smoothing
-from ..outer import CVaR, CVaRHinge
+from ..outer import CVaR, Hinge
 from ..rules import cvar as rules
 from ..rules.arrays import view
 from ..tracker import InnerTracker, OpenStep, Tracked
@@ -51,7 +51,7 @@ class CVaRTerm(OuterTerm):
                 "their logarithms."
             )
         # f is for the checks of lambda and for reports; `loss` uses the closed form.
-        super().__init__(CVaRHinge(ratio), tracker, smoothing)
+        super().__init__(Hinge(1 / ratio), tracker, smoothing)
         self.ratio = ratio
         # The s of the last step, which others read, is not known before the first.
         constant = self.automatic or not callable(self.smoothing_schedule)

@@ -20,7 +20,7 @@ from ..outer import AbstractOuter
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
 
-__all__ = ["RiskTerm", "ScoreRisk", "Values", "average", "table_for", "warm_start"]
+__all__ = ["RiskTerm", "ScoreRisk", "Values", "average", "read_scores", "table_for", "warm_start"]
 
 Ints = NDArray[np.int64]
 Ranks = tuple[Group, list[int]]
@@ -36,19 +36,16 @@ _CALLS, _SCORES = 25, 1000  # so many, all of them in [0, 1], are those of proba
 class ScoreRisk(Compositional):
     """Base of risks: your function returns scores; what is tracked are inner values made from them.
 
-    On several ranks these are the values of the global batch: scores are gathered, and every rank
-    computes the same values from them.
+    On several ranks scores are gathered, and every rank computes the values of the global batch.
     """
 
-    _gathers: ClassVar[bool] = True
     _empty: ClassVar[str] = ""  # the warning about a batch without pairs, after "A batch of `...`"
     _seen: list[Any] | None = None  # of the scores of the first calls; None: not watched
     _said_empty = False
 
     def __init__(self, model: nn.Module, optimizer: Any, terms: Any, process_group: Any) -> None:
-        # Where scores are gathered, every rank holds the values of the global batch already.
-        group = None if self._gathers else process_group
-        super().__init__(model, optimizer, terms, process_group=group)
+        # Scores are gathered: every rank holds the values of the global batch already.
+        super().__init__(model, optimizer, terms, process_group=None)
         self._ranks = process_group
 
     @property
@@ -57,10 +54,7 @@ class ScoreRisk(Compositional):
         return self.training and torch.is_grad_enabled()
 
     def entries(self, function: Any, index: Any = None) -> Any:
-        raise TypeError(
-            f"The inner values of `{type(self).__name__}` are made from scores: it starts from its "
-            "first batches, `fcco.xrisk.warm_start` trains the model before."
-        )
+        raise TypeError(f"`{type(self).__name__}` makes its inner values from scores, in calls.")
 
     def _read_index(self, index: Any, number: int) -> Ints:
         """The numbers of the samples of a call among all, checked; None means all in order."""
@@ -91,29 +85,11 @@ class ScoreRisk(Compositional):
         return table[:, 0].astype(np.int64), labels, (group, sizes)
 
     def _scores(
-        self, function: Any, shape: tuple[int, ...] | None = None, ranks: Ranks | None = None
+        self, function: Any, shape: tuple[int, ...], ranks: Ranks | None
     ) -> tuple[Any, Tensor]:
-        """What the user's function returns: the ordinary loss or None, and the scores of all ranks.
-
-        `shape` is that of the scores of this rank, None if the objective reads both.
-        """
+        """The ordinary loss or None, and the scores of all ranks; `shape` is that of this rank."""
         name = type(self).__name__
-        if not callable(function):
-            raise TypeError(
-                f"`{name}` needs a function that runs the model and returns the scores but got: "
-                f"{type(function).__name__}. Write `risk(lambda: model(x).squeeze(1), ...)`."
-            )
-        result = function()
-        loss, scores = split(result) if isinstance(result, tuple) else (None, result)
-        if not isinstance(scores, Tensor):
-            raise TypeError(
-                f"The function given to `{name}` must return scores, a tensor, or (loss, scores) "
-                f"but returned: {type(scores).__name__}."
-            )
-        # Differences and quotients of scores in half precision would be wrong in the third digit.
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        if shape is None:
-            return loss, scores
+        loss, scores = read_scores(name, function)
         if scores.shape == (*shape, 1) and len(shape) == 1:
             scores = scores.squeeze(1)
         if scores.shape != shape:
@@ -170,9 +146,26 @@ class ScoreRisk(Compositional):
         if bool((torch.stack(lows) >= 0).all() & (torch.stack(highs) <= 1).all()):
             warn(
                 f"All {sum(sizes)} scores of `{type(self).__name__}` so far lie in [0, 1], like "
-                "probabilities, but logits are wanted: leave the sigmoid out. (To compare "
-                "probabilities give `activation=None, margin=1`, where there are such.)"
+                "probabilities, but logits are wanted: leave the sigmoid out."
             )
+
+
+def read_scores(name: str, function: Any) -> tuple[Any, Tensor]:
+    """What the user's function returns: the ordinary loss or None, and the scores."""
+    if not callable(function):
+        raise TypeError(
+            f"`{name}` needs a function, not a {type(function).__name__}: write "
+            "`risk(lambda: model(x).squeeze(1), ...)`."
+        )
+    result = function()
+    loss, scores = split(result) if isinstance(result, tuple) else (None, result)
+    if not isinstance(scores, Tensor):
+        raise TypeError(
+            f"The function given to `{name}` must return scores, or (loss, scores), but "
+            f"returned: {type(scores).__name__}."
+        )
+    # Differences and quotients of scores in half precision would be wrong in the third digit.
+    return loss, scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _of_all_ranks(scores: Tensor, group: Group, sizes: list[int]) -> Tensor:
@@ -224,8 +217,7 @@ def warm_start(
     """Train with binary cross-entropy for some epochs; returns the mean loss of each.
 
     The model returns logits, (B,), (B, 1) or (B, T); the loader yields ordinary shuffled batches
-    that begin with inputs and labels, `(x, y, ...)`, of which those that are NaN are left out. Then
-    build the risk, often with an optimizer of its own and a smaller learning rate.
+    that begin with inputs and labels, `(x, y, ...)`, of which those that are NaN are left out.
     """
     _checks.integer("warm_start", "epochs", epochs, 1)
     device = next(model.parameters()).device
@@ -246,8 +238,7 @@ def warm_start(
             losses.append(float(loss.detach()))
         if not losses:
             raise ValueError(
-                f"`warm_start(loader=...)` gave no batch in epoch {epoch + 1}: an iterator that is "
-                "used up? Give a DataLoader or a list."
+                f"`warm_start(loader=...)` gave no batch in epoch {epoch + 1}: is it used up?"
             )
         means.append(sum(losses) / len(losses))
     optimizer.zero_grad()

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from .. import _checks
 from ..inputs import ONLY
+from ..objective import Compositional
 from ..outer import ClassSeparation, Ratio
 from ..terms import AbstractTerm
 from ..tracker import InnerTracker, Tracked
-from .base import Ints, RiskTerm, ScoreRisk, Values, average
+from .base import Ints, RiskTerm, ScoreRisk, Values, average, read_scores
 from .pairs import PairLoss, pair_means
 
 __all__ = ["AUC", "AveragePrecision", "BinaryRisk", "Label", "MultiInstanceAUC"]
@@ -40,16 +41,12 @@ class Label:
 class BinaryRisk(ScoreRisk):
     """Base of risks over pairs of a positive and another sample.
 
-    Call it with a function that returns the scores of a batch, its labels, and the number of each
-    sample in the training set; pairs are built inside, on several ranks those of the global batch.
-
-    A batch without positives, or without negatives, of a label says nothing about that label. One
-    of several labels that comes in one of k batches has k times the weight there. (A subclass sets
-    its settings before it calls this constructor, which asks for the terms.)
+    Pairs are built inside, on several ranks those of the global batch. A batch without positives,
+    or without negatives, of a label says nothing about that label. One of several labels that comes
+    in one of k batches has k times the weight there. (A subclass sets its settings before it calls
+    this constructor, which asks for the terms.)
 
     Args:
-        model: your model.
-        optimizer: your optimizer.
         labels: 0 or 1 for each sample of the training set, (N,); or (N, T) for T labels, NaN where
             unknown, and the risk is the mean over labels.
         surrogate: l, the loss of a pair, a name of the table of `PairLoss`.
@@ -58,6 +55,8 @@ class BinaryRisk(ScoreRisk):
             differences, so that no pair outweighs all others; your scores are logits then.
         names: names of the labels.
         process_group: see `Compositional`.
+        gamma: of those that track, the weight of the new inner values; `"auto"` weighs noise
+            against lag.
     """
 
     _empty = (
@@ -94,10 +93,9 @@ class BinaryRisk(ScoreRisk):
         if names is not None:
             keys = [str(name) for name in names]
             if not self._several or not len(keys) == len(set(keys)) == len(columns):
-                wanted = f"{len(columns)} different names" if self._several else "left out"
                 raise ValueError(
-                    f"`{call}(names=...)` names the columns of `labels`, of shape {table.shape}, "
-                    f"and must be {wanted} but is: {keys}."
+                    f"`{call}(names=...)` must be different names, one for each of the columns of "
+                    f"`labels`, of shape {table.shape}, but is: {keys}."
                 )
         self.labels: list[Label] = []
         for key, column in zip(keys, columns, strict=True):
@@ -140,7 +138,7 @@ class BinaryRisk(ScoreRisk):
             function: runs the model and returns the scores, (B,), or (B, T) for T labels; or a pair
                 (loss, scores) with an ordinary loss, a scalar or per-sample losses.
             labels: 0 or 1 for each sample, of the shape of the scores; NaN where unknown. Best on
-                the CPU, as the loader gives them: they are looked at there.
+                the CPU, as the loader gives them.
             index: number of each sample in the training set, (B,); None if the batch is the
                 training set in order, or in `eval()` mode, where samples may be others.
         """
@@ -181,8 +179,7 @@ class BinaryRisk(ScoreRisk):
 
         The share of a label with pairs in m of k calls is k / m over the number of labels: with
         probability p of that in a call, its expectation is kp E[1 / (1 + Bin(k-1, p))] =
-        1 - (1-p)^k. In the mean over the labels of each batch, which an evaluation has, labels
-        that come alone would weigh more.
+        1 - (1-p)^k. An evaluation has the mean over the labels of the batch.
         """
         came = [True, *(label.name in present for label in self.labels)]
         visits = self.visits + self.visits.new_tensor(came)
@@ -211,16 +208,15 @@ class BinaryRisk(ScoreRisk):
         y = as_labels(f"`{name}`: `labels`", labels)
         if y.shape[1:] != known.shape[1:]:
             raise ValueError(
-                f"`{name}`: `labels` of a batch have shape {y.shape} but those of the training set "
-                f"{known.shape}."
+                f"`{name}`: `labels` have shape {y.shape}, those of the training set {known.shape}."
             )
         if others:
             return np.arange(len(y)), y
         ids = self._read_index(index, len(known))
         if len(ids) != len(y):
             raise ValueError(
-                f"`{name}`: `labels` hold {len(y)} samples, but `index` {len(ids)} (all of the "
-                "training set, if no `index` is given)."
+                f"`{name}`: `labels` hold {len(y)} samples, but `index` {len(ids)} (all, where "
+                "there is no `index`)."
             )
         there = known[ids]
         if self.training and not ((there == y) | (np.isnan(there) & np.isnan(y))).all():
@@ -268,10 +264,6 @@ class AUC(BinaryRisk):
     `fcco.outer.ClassSeparation`: a plain minimum, where AUCM solves a min-max problem. The mean of
     a surrogate over all pairs is `PartialAUC(max_fpr=1)`.
 
-    Args:
-        margin: m.
-        gamma: weight of the new class means; `"auto"` weighs noise against lag.
-
     References:
         Z. Yuan et al., Large-scale robust deep AUC maximization, 2021 (AUCM).
     """
@@ -295,8 +287,8 @@ class AUC(BinaryRisk):
         )
 
     def term_of(self, label: Label, model: nn.Module) -> RiskTerm:
-        tracker = average(model, 1, 4, gamma=self.gamma)
-        return RiskTerm(ClassSeparation(self.pair_loss.margin), tracker)
+        separation = ClassSeparation(self.pair_loss.margin)
+        return RiskTerm(separation, average(model, 1, 4, gamma=self.gamma))
 
     def values(self, label: Label, scores: Tensor, positives: int) -> Values:
         return class_moments(scores[:positives], scores[positives:]).view(1, 4), ()
@@ -315,24 +307,21 @@ class AveragePrecision(BinaryRisk):
 
     A block is a positive; g_i = (r_i^+, r_i), which is tracked; f(u) = -u_1/u_2. From a batch the
     sums are estimated as class sizes times means over the class, without bias for any number
-    of positives above one. The value of the loss is minus the estimated (surrogate) AP.
+    of positives above one.
 
     **Train with cross-entropy first** (`fcco.xrisk.warm_start`). The gradient of AP comes from the
-    top of the list: from random weights it learns slowly or not at all, after cross-entropy it
-    moves what matters.
+    top of the list: from random weights it learns slowly or not at all.
 
     Args:
         prevalence: the share of positives at which precision is taken, unless that of the training
             set is larger; 0 for the latter. Of very many negatives those far below a positive add
             up, because a surrogate is not quite 0 there; to count them less brings the gradient
             back to the top of the list.
-        gamma: weight of the new ranks; `"auto"` weighs noise against lag.
         options: further ones of `BinaryRisk`. Several labels are mAP.
 
     References:
         Q. Qi et al., Stochastic optimization of areas under precision-recall curves with provable
-        convergence, 2021 (SOAP). B. Wang and T. Yang, Finite-sum coupled compositional stochastic
-        optimization: theory and applications, 2022 (SOX).
+        convergence, 2021 (SOAP).
     """
 
     def __init__(
@@ -368,7 +357,7 @@ class AveragePrecision(BinaryRisk):
 
 
 class BagTerm(AbstractTerm):
-    r"""f of the class means of H and H^2 over bags, of which a batch sees a part.
+    r"""f of the class means of H and H^2 over bags.
 
     .. math::
         G_t = \frac1{B_1}\sum_{b\in\mathcal B_1} \nabla g_b(w)\,\nabla\phi_b(u_b)\,\nabla f(v)
@@ -390,10 +379,7 @@ class BagTerm(AbstractTerm):
         """The class means of H and H^2 over some bags."""
         scores, positive = self.temperature * u, self.positive[index]
         if bool(positive.all()) or not bool(positive.any()):
-            raise ValueError(
-                "`MultiInstanceAUC`: a batch must hold bags of both classes, but the labels of its "
-                f"{len(index)} bags are all {int(positive[0])}; nothing was updated."
-            )
+            raise ValueError("`MultiInstanceAUC`: a batch must hold bags of both classes.")
         return class_moments(scores[positive], scores[~positive])
 
     def loss(self, tracked: Tracked) -> Tensor:
@@ -415,7 +401,7 @@ class BagTerm(AbstractTerm):
         return self.outer(self.class_means(table, seen)).sum()
 
 
-class MultiInstanceAUC(ScoreRisk):
+class MultiInstanceAUC(Compositional):
     r"""Maximise the AUC of bags of instances, with a smooth maximum as the score of a bag.
 
     .. math::
@@ -423,9 +409,8 @@ class MultiInstanceAUC(ScoreRisk):
         \min_w\; \operatorname{Var}_+ H + \operatorname{Var}_- H
             + [\,m + \mathbb E_- H - \mathbb E_+ H\,]_+^2
 
-    Three levels: a block is a bag, g_b = mean exp(h / tau) is tracked in log space from the
-    instances of it that a batch holds; the class means of H and H^2 are tracked too, since f,
-    `fcco.outer.ClassSeparation`, is not linear.
+    A block is a bag, g_b = mean exp(h / tau) is tracked in log space from the instances of it that
+    a batch holds; the class means of H and H^2 are tracked too, f is `fcco.outer.ClassSeparation`.
 
     Args:
         labels: 0 or 1 for each bag of the training set.
@@ -438,8 +423,6 @@ class MultiInstanceAUC(ScoreRisk):
         D. Zhu et al., Provable multi-instance deep AUC maximization with stochastic pooling, 2023
         (MIDAM).
     """
-
-    _gathers = False
 
     def __init__(
         self,
@@ -457,14 +440,13 @@ class MultiInstanceAUC(ScoreRisk):
         table = torch.from_numpy(as_labels("`MultiInstanceAUC(labels=...)`", labels))
         if table.dim() != 1 or not 0 < int(table.sum()) < len(table):
             raise ValueError(
-                "`MultiInstanceAUC(labels=...)` must be a vector with positive (1) and negative "
-                "(0) bags."
+                "`MultiInstanceAUC(labels=...)` must be a vector of 0 and 1, both present."
             )
         self.temperature = temperature
         bags = average(model, len(table), gamma=gamma, log_space=True)
         means = average(model, 1, 4, gamma=gamma_classes)
         term = BagTerm(bags, means, table, temperature, margin)
-        super().__init__(model, optimizer, term, process_group)
+        super().__init__(model, optimizer, term, process_group=process_group)
 
     def forward(  # type: ignore[override]
         self, function: Callable[[], Any], bag: Any
@@ -475,6 +457,13 @@ class MultiInstanceAUC(ScoreRisk):
             function: runs the model and returns the scores of instances, (B,), or (loss, scores).
             bag: number of the bag of each instance, (B,); there must be bags of both classes.
         """
-        loss, scores = self._scores(function)
+        return super().forward(self._logarithms(function), bag)
+
+    def entries(self, function: Any, index: Any = None) -> Any:
+        return super().entries(self._logarithms(function), index)
+
+    def _logarithms(self, function: Any) -> Callable[[], Any]:
+        """The logarithms of exp(h / tau), of which the tracker takes means."""
+        loss, scores = read_scores("MultiInstanceAUC", function)
         values = scores / self.temperature
-        return super().forward(lambda: values if loss is None else (loss, values), bag)
+        return lambda: values if loss is None else (loss, values)

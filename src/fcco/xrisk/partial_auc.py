@@ -64,8 +64,7 @@ class PartialAUC(BinaryRisk):
     those above one cut-off q, and s_i is l(q - h_i). A running average over batches is kept of q;
     it is exact when the batch holds all negatives. From 32 negatives in a batch `max_fpr=0.05`
     becomes a rate of 0.050 on all data if their scores are normal, 0.044 to 0.060 if they are
-    log-normal or uniform; with fewer than 0.6 / `max_fpr` of them it is too large, as q cannot be
-    above their largest score.
+    log-normal or uniform; with fewer than 0.6 / `max_fpr` of them it is too large.
 
     Start from a model trained with cross-entropy (`fcco.xrisk.warm_start`).
 
@@ -153,7 +152,6 @@ class TwoWayPartialAUC(PartialAUC):
     Args:
         min_tpr: the smallest true positive rate that counts; 0 is one-way partial AUC.
         smoothing: how far the kink of CVaR is rounded, see `CVaRTerm`.
-        gamma: weight of the new g_i; `"auto"` weighs noise against lag.
         options: further ones of `PartialAUC`, among them `max_fpr`.
 
     References:

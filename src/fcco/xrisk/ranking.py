@@ -60,7 +60,7 @@ class RankingTerm(RiskTerm):
         return total / len(lists) if len(lists) else total.new_tensor(math.nan)
 
 
-_DISCOUNT = Discount(-1.0)
+_DISCOUNT = Discount()
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,19 @@ class _TopDiscount(AbstractOuter):
 class RankingRisk(ScoreRisk):
     """Base of risks over lists of items with relevance grades.
 
-    Call it with a function that returns the scores of a batch of items, and the number of each
-    item in the training set, which says its list and relevance. Give whole lists where they are
-    short (`GroupBatchSampler(query, ..., small_groups="all")`), or a sample of each with at least
-    two items. Lists weigh equally if they are drawn equally often and their items at random,
-    whether a sample holds a relevant one or not. On several ranks an item is compared with those of
-    its list on all ranks. (A subclass sets its settings before it calls this constructor.)
+    Give whole lists where they are short (`GroupBatchSampler(query, ..., small_groups="all")`), or
+    a sample of each with at least two items. Lists weigh equally if they are drawn equally often
+    and their items at random, whether a sample holds a relevant one or not. On several ranks an
+    item is compared with those of its list on all ranks. (A subclass sets its settings before it
+    calls this constructor.)
 
     Args:
         relevance: grade of each item of the training set, at least 0, (N,).
         query: list of each item, (N,).
         outer: f.
         process_group: see `Compositional`.
-        tracking: settings of the tracker.
+        tracking: settings of the tracker: `gamma` is the weight of the new inner values, `"auto"`
+            weighs noise against lag.
     """
 
     _empty = (
@@ -117,8 +117,8 @@ class RankingRisk(ScoreRisk):
         lists = np.asarray(torch.as_tensor(query))
         if grades.ndim != 1 or lists.shape != grades.shape or grades.size == 0:
             raise ValueError(
-                f"`{call}(relevance=..., query=...)` must be one number and one list per item, two "
-                f"vectors of equal length, but have shapes {grades.shape} and {lists.shape}."
+                f"`{call}(relevance=..., query=...)` must be two vectors of equal length, but have "
+                f"shapes {grades.shape} and {lists.shape}."
             )
         if not (np.isfinite(grades).all() and (grades >= 0).all()):
             raise ValueError(f"`{call}(relevance=...)` must be finite and at least 0.")
@@ -128,8 +128,8 @@ class RankingRisk(ScoreRisk):
         relevant = (grades > 0) & (sizes[number] > 1)
         if not relevant.any():
             raise ValueError(
-                f"`{call}(relevance=..., query=...)` has no list of two items or more with one of "
-                "relevance above 0: there is nothing to rank."
+                f"`{call}(relevance=..., query=...)` has nothing to rank: no list of two items or "
+                "more with one of relevance above 0."
             )
         weight = torch.from_numpy(self.weights(grades, number)[relevant])
         # Lists without a relevant item do not count: numbers of the others without gaps.
@@ -146,13 +146,9 @@ class RankingRisk(ScoreRisk):
 
     @abc.abstractmethod
     def values(self, scores: Tensor, members: Members, others: Tensor, block: Tensor) -> Values:
-        """The inner values of the relevant items of a batch, and new state.
+        """The inner values of the relevant items of a batch, (P,), and new state.
 
-        Args:
-            scores: of all items, (B,).
-            members: which pairs of a relevant item and another are of one list.
-            others: number of other items in the list of each in the training set, (P,).
-            block: number of each among the relevant items, (P,).
+        Relevant item k is number `block[k]` of these, and has `others[k]` others in its list.
         """
 
     def forward(  # type: ignore[override]
@@ -207,7 +203,6 @@ class NDCG(RankingRisk):
         k: None for the whole list, or the length of the top.
         surrogate: l, a name of the table of `PairLoss`.
         margin: of the surrogate.
-        gamma: weight of the new ranks; `"auto"` weighs noise against lag.
 
     References:
         Z.-H. Qiu et al., Large-scale stochastic optimization of NDCG surrogates for deep learning
