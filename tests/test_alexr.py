@@ -19,7 +19,7 @@ from problems import Custom, Point, TorchQuadratics, entries, take_step
 import fcco
 from fcco import outer as fo
 from fcco.methods import alexr
-from fcco.terms.dual import DualAscent, DualTerm
+from fcco.terms import DualTerm
 
 DOUBLE, LAM, RHO, KAPPA = torch.float64, 0.4, 1.5, 0.05
 START = np.linspace(0.5, 1.5, 4)
@@ -178,28 +178,32 @@ def test_the_rule_is_the_prox_of_the_conjugate(case: OuterCase, alpha=0.8):
 
     Checked for every convex outer function, with f written in plain NumPy.
     """
-    rule, generator = DualAscent(case.outer, alpha), np.random.default_rng(0)
-    v, fresh, past = (case.points(12, seed=k) for k in range(3))
-    before = rule.dual(v)
-    after = rule.dual(rule(v, None, fresh, past, 1.0, 0.5)[1])
-    value = fresh + 0.5 * (fresh - past)
-    at = (before + alpha * value - after) / alpha
+    generator = np.random.default_rng(0)
+    v, ahead = (case.points(12, seed=k) for k in range(2))
+    tracker = fcco.tracker.InnerTracker(
+        12, case.size, gamma=1.0, correction=0.5, read="new", dtype=DOUBLE
+    )
+    term = DualTerm(case.outer, tracker, alpha)
+    term.ascent.copy_(v)
+    tracker.seen.fill_(True)
+    at = term.point_at(after := term.ascend(ahead, torch.arange(12)))
+    after = term.dual_at(after)
+    torch.testing.assert_close(at, (term.dual() + alpha * ahead - after) / alpha)
     others = at.numpy()[None] + 3 * generator.normal(size=(400, *at.shape))
     slope, gap = after.numpy()[None], others - at.numpy()[None]
     product = (slope * gap).sum(-1) if case.size > 1 else slope * gap
     assert (case.plain(others) - case.plain(at.numpy()) - product).min() > -1e-6
-    torch.testing.assert_close(rule.point(rule(v, None, fresh, past, 1.0, 0.5)[1]), at)
 
 
 def test_a_block_starts_at_zero_also_when_f_has_a_slope_at_zero():
     """f = 2 [u + 1]_+: f*(y) = -y on [0, 2], so y = clip(alpha g + alpha, 0, 2) from y = 0."""
-    rule = DualAscent(Custom(lambda u: 2 * (u + 1).clamp(min=0), 2.0, convex=True), 0.5)
-    tracker = fcco.tracker.InnerTracker(
-        2, gamma=1.0, correction=0.0, read="new", rule=rule, dtype=DOUBLE
-    )
+    model = Point([0.4])
+    outer = Custom(lambda u: 2 * (u + 1).clamp(min=0), 2.0, convex=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    objective = build(model, outer, number=2, optimizer=optimizer, version="v2", dual_step=0.5)
     for expected in (0.7, 1.4, 2.0):
-        tracker(tensor([0.4]), torch.tensor([1]))
-        assert rule.dual(tracker.value[1]).item() == pytest.approx(expected)
+        take_step(objective, lambda: model.w, torch.tensor([1]))
+        np.testing.assert_allclose(objective.term.dual(), [np.nan, expected])
 
 
 # Saddle points.
@@ -446,4 +450,4 @@ def test_a_warm_up_takes_the_limits_off_once(index):
     blocks = None if index is None else torch.tensor(index)
     objective.warm_up([(lambda: values, blocks)])
     np.testing.assert_allclose(objective.violation(), [0.9, 1.8])
-    np.testing.assert_allclose(objective.term.tracker.value.squeeze(), [0.95, 1.85])
+    np.testing.assert_allclose(objective.multipliers(), [0.475 / 2, 0.925 / 2])

@@ -304,10 +304,11 @@ class Alexr(Penalty):
         outer = self.function()
         _checks.positive(self.word, "dual_step", self.dual_step)
         _checks.at_least(self.word, "theta", self.theta, 0.0)
-        return DualTerm(
-            outer, problem.number, dual_step=self.dual_step, theta=self.theta,
-            dim=self.dimension(outer), table=self.table(problem.model), **problem.limits,
+        tracker = InnerTracker(
+            problem.number, self.dimension(outer), gamma=1.0, correction=self.theta, read="new",
+            **self.table(problem.model),
         )  # fmt: skip
+        return DualTerm(outer, tracker, self.dual_step, **problem.limits)
 
 
 @dataclass(frozen=True, kw_only=True)
