@@ -15,11 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "at_least", "below", "finite", "in_interval", "integer", "meant", "number", "one_of",
-    "positive", "requires",
-]  # fmt: skip
-
 
 def number(call: str, name: str, value: Any) -> bool:
     """Raise unless `value` is a number or a tensor; return whether it may be compared."""

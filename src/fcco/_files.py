@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from .previous import any_sharded
 
-__all__ = ["TEMPORARY", "DamagedFile", "atomic", "read_values", "state_checksum", "write_values"]
-
 TEMPORARY = re.compile(r"\..+\.\d+\.fcco-tmp")
 """Names of the files that `atomic` writes to; a process that is killed leaves them behind."""
 

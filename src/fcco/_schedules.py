@@ -8,8 +8,6 @@ from typing import Literal
 
 from . import _checks
 
-__all__ = ["Annealed", "Schedule", "Smoothing", "Width", "at_step"]
-
 Schedule = float | Callable[[int], float]
 """A number, or a function of the step that gives it."""
 

@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CheckedState", "KeepsPrecision", "Uninterrupted", "pack", "unpack"]
-
 
 def pack(state: Any) -> Tensor:
     """Anything that `torch.load` takes without pickled code, as a tensor of bytes.

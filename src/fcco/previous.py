@@ -33,10 +33,8 @@ def unwrap(optimizer: Any) -> torch.optim.Optimizer:
     if isinstance(inner, torch.optim.Optimizer):
         return unwrap(inner)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"`optimizer` must be a torch.optim.Optimizer but is: {type(optimizer).__name__}. The "
-            "model comes first, then the optimizer."
-        )
+        kind = type(optimizer).__name__
+        raise TypeError(f"The optimizer (after the model) is no torch.optim.Optimizer: {kind}.")
     return optimizer
 
 
@@ -66,8 +64,8 @@ class PreviousParameters(CheckedState):
         self.optimizers, self.offload = tuple(unwrap(each) for each in several), offload
         if any(hasattr(p, "_fsdp_flattened") for p in self._parameters_in_order()):
             raise TypeError(
-                "The values of a model wrapped by FullyShardedDataParallel (FSDP 1) cannot be "
-                "exchanged. Use `fully_shard` (FSDP2), or a tracker without correction."
+                "FullyShardedDataParallel (FSDP 1) has no values at w_{t-1}. Use `fully_shard` "
+                "(FSDP2), or a tracker without correction."
             )
         # A tuple hides the model from the module registry: it has its own state_dict.
         self._model = (model,)
@@ -123,18 +121,13 @@ class PreviousParameters(CheckedState):
         """Parameters, what this process holds of each, and what was loaded for it."""
         found, parameters = [], self._parameters_in_order()
         for key, tensor in loaded.items():
-            if int(key) >= len(parameters):
+            parameter = parameters[int(key)] if int(key) < len(parameters) else None
+            if parameter is None or tensor.shape != local_part(parameter).shape:
                 raise ValueError(
-                    f"the checkpoint has parameter {key} but the optimizer only "
-                    f"{len(parameters)}: another model."
+                    f"the optimizer has no parameter {key} of shape {tuple(tensor.shape)}: another "
+                    "model or sharding."
                 )
-            local = local_part(parameters[int(key)])
-            if tensor.shape != local.shape:
-                raise ValueError(
-                    f"parameter {key} has shape {tuple(tensor.shape)} in the checkpoint but "
-                    f"{tuple(local.shape)} in the optimizer: another model or sharding."
-                )
-            found.append((parameters[int(key)], local, tensor))
+            found.append((parameter, local_part(parameter), tensor))
         return found
 
     def snapshot(self) -> None:
@@ -347,8 +340,8 @@ def parameters_at(
     sharded = any_sharded(points)
     if sharded and model is None:
         raise TypeError(
-            "Parameters of a sharded model (FSDP2) cannot be moved unless the model is known, "
-            "whose gathered weights must be freed: give the optimizer to an objective."
+            "The gathered weights of a sharded model (FSDP2) must be freed: give the optimizer to "
+            "an objective, so that it knows the model."
         )
     kept = {parameter: parameter.detach().clone() for parameter in points}
 

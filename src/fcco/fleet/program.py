@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_on
 from .member import Signature
 from .run import Run, State, Unsupported, finite
 
-__all__ = ["MODES", "Program", "step_one_run"]
-
 MODES = ("auto", "eager", "traced", "graph", "compiled")
 Result = tuple[State, Tensor, Tensor]
 """The state after a step, whether all was finite, and the loss."""
@@ -43,12 +41,10 @@ class Program:
     program for each shape of the data and each place in a round.
 
     Args:
-        signature: the method.
         mode: `"eager"` maps the step of one run as it is; `"traced"` runs the plain operations that
             this consists of; `"graph"` replays them as a CUDA graph, which takes away the time to
             launch them; `"compiled"` lets `torch.compile` fuse them first. `"auto"` is `"graph"`
             on a GPU and `"traced"` elsewhere.
-        device: of the fleet.
     """
 
     def __init__(self, signature: Signature, mode: str, device: torch.device) -> None:

@@ -24,8 +24,6 @@ from ..rules.proximal import envelope_gradient, proximal_step, pull_strength, ru
 from .estimators import Numbers
 from .run import Run, State, Unsupported, choose
 
-__all__ = ["read_optimizer"]
-
 Update = tuple[Any, Numbers, int | None]
 """What steps the weights, its numbers and, where steps come in rounds, the length of a round."""
 

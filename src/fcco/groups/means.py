@@ -11,8 +11,6 @@ from torch.utils.data import Dataset
 
 from ..index import Memberships, check_range, read_index
 
-__all__ = ["GroupMeans", "GroupMemberships", "group_mean"]
-
 
 class GroupMeans(NamedTuple):
     """The means of the G groups in a batch, (G,) or (G, d1), their sorted ids and their sizes."""
@@ -36,10 +34,8 @@ def group_mean(values: Tensor, group: Any, num_groups: int | None = None) -> Gro
         num_groups: n; ids must then lie below it.
     """
     if values.ndim not in (1, 2):
-        raise ValueError(
-            "`group_mean(values=...)` must have shape (N,) or (N, d1) but has: "
-            f"{tuple(values.shape)}."
-        )
+        shape = tuple(values.shape)
+        raise ValueError(f"`group_mean(values=...)` must have shape (N,) or (N, d1): {shape}.")
     place = "`group_mean(group=...)`"
     ids = read_index(place, group, num_groups)
     samples = ids.samples if isinstance(ids, Memberships) else len(ids)
@@ -74,8 +70,7 @@ class GroupMemberships(Dataset[Any]):
             other item becomes a pair of itself and the group.
 
     Attributes:
-        sample: position of each item's sample in `dataset`, (M,).
-        group: group of each item, (M,).
+        sample: position of each item's sample in `dataset`, (M,); `group`: its group.
         num_groups: n.
     """
 
@@ -90,10 +85,7 @@ class GroupMemberships(Dataset[Any]):
         self.num_groups = members.groups
         number = len(dataset)  # type: ignore[arg-type]
         if members.samples != number:
-            raise ValueError(
-                f"{place} must have a row for each of the {number} samples of the data set but has "
-                f"{members.samples}."
-            )
+            raise ValueError(f"{place} must have {number} rows, one for each item of `dataset`.")
         absent = torch.bincount(self.group, minlength=max(self.num_groups, 1)).eq(0).nonzero()
         if len(absent):
             raise ValueError(f"{place}: group {int(absent[0])} has no samples; leave it out.")
@@ -107,9 +99,6 @@ class GroupMemberships(Dataset[Any]):
         group = int(self.group[position])
         if isinstance(item, Mapping):
             if self.key in item:
-                raise ValueError(
-                    f"The items of the data set have an entry {self.key!r} already, the place of "
-                    "the group: give another `key`."
-                )
+                raise ValueError(f"Items have an entry {self.key!r} already: give another `key`.")
             return {**item, self.key: group}
         return (*item, group) if isinstance(item, (tuple, list)) else (item, group)

@@ -13,8 +13,6 @@ from ..previous import parameters_at, unwrap
 from ..rules.proximal import envelope_gradient, proximal_step
 from .wrapper import MethodOptimizer
 
-__all__ = ["ProximalPoint"]
-
 
 class ProximalPoint(MethodOptimizer):
     r"""Double loop of ALEXR2 as one optimizer: step it like any other.
@@ -37,8 +35,7 @@ class ProximalPoint(MethodOptimizer):
         inner_steps: K_t, a number or a function of the round t.
 
     References:
-        Paper, Algorithm 2; its line 13 has a factor beta too many, see
-        docs/concepts/mathematics.md. B. Wang and T. Yang, ALEXR, 2023 (the inner loop).
+        Paper, Algorithm 2, with line 13 corrected (docs/concepts/mathematics.md).
     """
 
     def __init__(

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from ..previous import parameters_of, unwrap
 
-__all__ = ["MethodOptimizer", "SharedGroupsOptimizer"]
-
 
 class MethodOptimizer(torch.optim.Optimizer):
     """Base of optimizers that decide when and how others step.

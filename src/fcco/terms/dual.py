@@ -23,8 +23,6 @@ from ..rules.arrays import per_row, tensor
 from ..tracker import InnerTracker, Tracked
 from .coupled import CoupledTerm
 
-__all__ = ["DualTerm"]
-
 
 class DualTerm(CoupledTerm):
     r"""(1/n) sum_i f(g_i(w) - tolerance_i) with one dual variable y_i per block.

@@ -17,11 +17,6 @@ from ..rules.arrays import per_row
 from ..tracker import InnerTracker, for_model
 from .base import AbstractTerm
 
-__all__ = [
-    "AtLeast", "ConstraintTerm", "Equal", "Limit", "Limits", "Tolerance", "UnsampledTerm", "bounds",
-    "excess", "side", "violation",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class AtLeast:
@@ -61,14 +56,14 @@ def bounds(argument: str, name: Any, limit: Any) -> tuple[float, float]:
         high = math.inf if limit[1] is None else limit[1]
     if not (_is_number(low) and _is_number(high)):
         raise TypeError(
-            f"`{argument}` takes numbers (at most), `fcco.AtLeast(b)`, "
-            f"`fcco.Equal(b)` or (low, high), but that of `{name}` is: {limit!r}."
+            f"`{argument}` takes numbers (at most), `fcco.AtLeast(b)`, `fcco.Equal(b)` or "
+            f"(low, high), but that of `{name}` is: {limit!r}."
         )
     low, high = float(low), float(high)
     if not low <= high or (math.isinf(low) and math.isinf(high)):
         raise ValueError(
-            f"`{argument}` needs a finite limit of each, low <= high, but that of "
-            f"`{name}` is: {limit!r}. Leave out what has no limit."
+            f"`{argument}` needs a finite limit of each, low <= high, but that of `{name}` is: "
+            f"{limit!r}."
         )
     return low, high
 
@@ -243,15 +238,7 @@ class ConstraintTerm(AbstractTerm):
 
 
 class UnsampledTerm(ConstraintTerm):
-    """Base of terms that see every constraint in each call, keep none and take one-sided limits.
-
-    Args:
-        call: the method's word, for the error text.
-        model: the model, for the precision and the device.
-        number: m.
-        limits: see `Limits`.
-        measure: measure the noise of the values, see `InnerTracker`.
-    """
+    """Base of terms that see every constraint in each call, keep none and take one-sided limits."""
 
     def __init__(
         self, call: str, model: nn.Module, number: int, limits: Any, measure: bool = False
@@ -260,8 +247,8 @@ class UnsampledTerm(ConstraintTerm):
         super().__init__(for_model(model, number, measure=measure, **once), **limits)
         if any(isinstance(limit, (Equal, tuple)) for limit in self.limits.written()):
             raise ValueError(
-                f"`{call}` takes limits on one side: write (low, high) and `Equal` as two limits, "
-                "`AtLeast(low)` and high, of one value, or use the default method."
+                f"`{call}` takes limits on one side: write (low, high) and `Equal` as two limits "
+                "of one value, or use the default method."
             )
 
     def signed(self, multipliers: Tensor) -> Tensor:
