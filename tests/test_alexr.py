@@ -181,7 +181,7 @@ def test_the_rule_is_the_prox_of_the_conjugate(case: OuterCase, alpha=0.8):
     generator = np.random.default_rng(0)
     v, ahead = (case.points(12, seed=k) for k in range(2))
     tracker = fcco.tracker.InnerTracker(
-        12, case.size, gamma=1.0, correction=0.5, read="new", dtype=DOUBLE
+        12, case.size, gamma=1.0, correction=0.0, read="new", dtype=DOUBLE
     )
     term = DualTerm(case.outer, tracker, alpha)
     term.ascent.copy_(v)

@@ -279,8 +279,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "an id too large": ([[0, 5]] + [[]] * 7, r"\[0, 4\]"),
     "a negative id": ([[0, -1]] + [[]] * 7, "ids from 0"),
     "a fraction": ([[0.5]] + [[]] * 7, "integer ids"),
-    "ids and lists": ([[0], 1, [2], [], [], [], [], []], "mixture"),
-    "booleans of unequal length": ([[True], [True, False]] * 4, "equally many booleans"),
+    "ids and lists": ([[0], 1, [2], [], [], [], [], []], "one list of ids"),
+    "booleans of unequal length": ([[True], [True, False]] * 4, "must hold integer ids"),
 }
 
 

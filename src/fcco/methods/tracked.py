@@ -296,10 +296,10 @@ class Alexr(Penalty):
         _checks.positive(self.word, "dual_step", self.dual_step)
         _checks.at_least(self.word, "theta", self.theta, 0.0)
         tracker = InnerTracker(
-            problem.number, self.dimension(outer), gamma=1.0, correction=self.theta, read="new",
+            problem.number, self.dimension(outer), gamma=1.0, correction=0.0, read="new",
             **self.table(problem.model),
         )  # fmt: skip
-        return DualTerm(outer, tracker, self.dual_step, **problem.limits)
+        return DualTerm(outer, tracker, self.dual_step, self.theta, **problem.limits)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,20 +37,25 @@ class DualTerm(CoupledTerm):
 
     Args:
         outer: f, convex.
-        tracker: with gamma 1 and correction theta; its u_i are used after a warm start alone.
+        tracker: of the values of the last step: gamma 1, no correction, `read="new"`.
         dual_step: alpha.
+        theta: extrapolation; unless it is 0, the tracker asks for the values at w_{t-1} too.
         limits: see `CoupledTerm`; upper ones alone.
 
     Attributes:
-        ascent: v_i, and `latest`: the mean of each block in its last step; NaN before.
+        ascent: v_i, NaN before the first step.
     """
 
     ascent: Tensor
-    latest: Tensor
-    may_be_nan = ("ascent", "latest")
+    may_be_nan = ("ascent",)
 
     def __init__(
-        self, outer: AbstractOuter, tracker: InnerTracker, dual_step: float, **limits: Any
+        self,
+        outer: AbstractOuter,
+        tracker: InnerTracker,
+        dual_step: float,
+        theta: float = 0.0,
+        **limits: Any,
     ) -> None:
         _checks.requires("DualTerm", outer, "convex")
         _checks.positive("DualTerm", "dual_step", dual_step)
@@ -60,9 +65,9 @@ class DualTerm(CoupledTerm):
                 "`alexr` has upper limits alone: write value >= b as -value <= -b, an interval as "
                 "two limits."
             )
-        self.dual_step = dual_step
-        for name in ("ascent", "latest"):
-            self.register_buffer(name, torch.full_like(tracker.rows, torch.nan))
+        self.dual_step, self.theta = dual_step, theta
+        tracker.needs_previous = theta != 0
+        self.register_buffer("ascent", torch.full_like(tracker.rows, torch.nan))
 
     def dual_at(self, v: Tensor) -> Tensor:
         """The dual variable y = grad f_{1/alpha}(v), in the domain of f*."""
@@ -92,26 +97,19 @@ class DualTerm(CoupledTerm):
             values, slope = self.outer.value_and_gradient(excess)
         else:  # of several batches of a step, y makes one move
             update = step.updates[self.tracker]
-            index, fresh = tensor(update.batch.index), tensor(update.fresh)
-            ahead, past = fresh, update.batch.previous
-            if past is not None:  # also at a first visit, where a running average has no correction
-                past = tensor(update.batch.mean(past))
-                ahead = fresh + self.tracker.rule.correction * (fresh - past)
+            index, ahead = tensor(update.batch.index), tensor(update.fresh)
+            if update.batch.previous is not None:
+                past = tensor(update.batch.mean(update.batch.previous))
+                ahead = ahead + self.theta * (ahead - past)
             v = self.ascend(ahead, index)
             if update.came is not None:  # what is not finite changes nothing
-                came = per_row(update.came, fresh)
-                v = torch.where(came, v, self._v(index))
-                fresh = torch.where(came, fresh, self.latest[index])
-            step.write(self, self._keep, index, v, fresh)
+                v = torch.where(per_row(update.came, v), v, self._v(index))
+            step.write(self, self.ascent.index_copy_, 0, index, v)
             v = v[torch.searchsorted(index, tracked.index)]
             slope = self.dual_at(v)
             values = self.outer(v - slope / self.dual_step)
         share = 1 / max(tracked.index.shape[0], 1)
         return tracked.as_loss(values.sum() * share, slope * share)
-
-    def _keep(self, index: Tensor, v: Tensor, fresh: Tensor) -> None:
-        self.ascent.index_copy_(0, index, v)
-        self.latest.index_copy_(0, index, fresh)
 
     def value(self) -> Tensor:
         """Mean of f(c_i), the excess over the limits, over the blocks seen."""
@@ -124,10 +122,6 @@ class DualTerm(CoupledTerm):
     def dual(self) -> Tensor:
         """The y_i, shape (n,) or (n, d1), NaN where never seen."""
         return self.where_seen(self.dual_at(self._v()))
-
-    def values(self) -> Tensor:
-        """The g_i of the last step, without the extrapolation."""
-        return torch.where(self.latest.isnan(), self.tracker.rows, self.latest)  # a warm start
 
     def multipliers_at(self, values: Tensor) -> Tensor:
         """y_i/n along the constraint, at any values."""
