@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
@@ -265,48 +264,7 @@ def test_a_deterministic_run_converges_linearly_to_the_saddle_point(version, kin
         np.testing.assert_allclose(term.violation(), outer.violation(tensor(A @ w - B)), atol=1e-6)
 
 
-# The dual table as state.
-
-
-def pair(version: Any, dtype: torch.dtype = DOUBLE) -> tuple[torch.nn.Module, fcco.Compositional]:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 1).to(dtype)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-    smoothing = 0.5 if version == "v1" else 0.0
-    objective = build(
-        model, fcco.outer.Hinge(2.0), number=5, optimizer=optimizer, version=version,
-        dual_step=0.4, theta=0.7, smoothing=smoothing,
-    )  # fmt: skip
-    return model, objective
-
-
-@pytest.mark.parametrize(("version", "dtype"), [("v1", DOUBLE), ("v2", torch.float32)])
-def test_a_resumed_run_is_bitwise_the_same(version, dtype):
-    rows = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
-    group = torch.arange(40) % 5
-
-    def advance(model, objective, first, last):
-        for step in range(first, last):
-            draw = torch.randperm(40, generator=torch.Generator().manual_seed(step))
-            inner = lambda i=draw[:8]: (model(rows[i]).squeeze(1) - 1).square() - 0.5  # noqa: E731
-            other = lambda i=draw[8:16]: (model(rows[i]).squeeze(1) - 1).square() - 0.5  # noqa: E731
-            shared = torch.isin(group[draw[8:16]], group[draw[:8]]).all()
-            same = torch.isin(group[draw[:8]], group[draw[8:16]]).all()
-            more: Any = {"gradient": other, "gradient_index": group[draw[8:16]]}
-            take_step(objective, inner, group[draw[:8]], **(more if shared and same else {}))
-
-    model, objective = pair(version, dtype)
-    advance(model, objective, 0, 7)
-    parts = lambda m, o: (m, o, o.optimizer)  # noqa: E731
-    saved = copy.deepcopy([part.state_dict() for part in parts(model, objective)])
-    again, resumed = pair(version, dtype)
-    for part, state in zip(parts(again, resumed), saved, strict=True):
-        part.load_state_dict(state)
-    advance(model, objective, 7, 15)
-    advance(again, resumed, 7, 15)
-    assert torch.equal(objective.term.tracker.value, resumed.term.tracker.value)
-    assert objective.term.tracker.value.dtype == dtype
-    assert all(map(torch.equal, model.parameters(), again.parameters()))
+# Steps and evaluations.
 
 
 def test_micro_batches_of_one_step_make_one_dual_step():
@@ -353,16 +311,6 @@ def test_a_missed_block_reports_nan_and_evaluation_changes_nothing():
         objective(lambda: model.w)
     for name, buffer in objective.named_buffers():
         torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, equal_nan=True, msg=name)
-
-
-def test_a_bad_value_is_refused_before_the_dual_variables_move():
-    model = Point([1.0, -2.0])
-    objective = build(model, fcco.outer.Hinge(2.0), number=2, version="v2")
-    take_step(objective, lambda: model.w)
-    before = objective.term.dual()
-    with pytest.raises(ValueError, match="NaN or infinite"):
-        objective(lambda: model.w * torch.nan)
-    assert torch.equal(objective.term.dual(), before)
 
 
 # Refusals.

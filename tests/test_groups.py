@@ -83,7 +83,7 @@ def test_group_mean_of_an_empty_batch_is_empty() -> None:
     ("values", "group", "num_groups", "message"),
     [
         (torch.ones(3), torch.tensor([0, 1]), None, r"each of the 3 values: 2"),
-        (torch.tensor(1.0), torch.tensor(0), None, r"\(N,\) or \(N, d1\) but has: \(\)"),
+        (torch.tensor(1.0), torch.tensor(0), None, r"\(N,\) or \(N, d1\): \(\)"),
         (torch.ones(2), torch.tensor([0.0, 1.0]), None, "integer id of each sample.*torch.float32"),
         (torch.ones(2), torch.tensor([0, -4]), None, "ids from 0 but contains: -4"),
         (torch.ones(2), [0.0, 1.0], None, "integer id of each sample.*torch.float64"),
@@ -426,7 +426,7 @@ IDS = [0, 0, 1, 1, 2, 2]
         (([True, False], 1, 1), {}, "integer id of each sample.*bool"),
         ((["a", "b"], 1, 1), {}, "integer ids but .* `numpy.unique"),
         (([], 1, 1), {}, "is empty"),
-        ((IDS, 2, 1), {"rank": 2, "world_size": 2}, "rank.*below world_size = 2 but is: 2"),
+        ((IDS, 2, 1), {"rank": 2, "world_size": 2}, r"rank.*lie in \[0, 1\] but is: 2"),
         ((IDS, 2, 1), {"rank": 0}, "both rank and world_size"),
         (
             (IDS, 2, 1),
@@ -434,10 +434,10 @@ IDS = [0, 0, 1, 1, 2, 2]
             r"world_size=...\)` must lie in \[1, 2\] but is: 3",
         ),
         ((IDS, 2, 1), {"small_groups": "drop"}, "'repeat', 'all' but is: 'drop'"),
-        ((IDS, 2, 1), {"batch_size": 2}, "size of a batch or its shape: .*batch_size=64"),
-        ((IDS,), {}, "size of a batch or its shape"),
-        ((IDS, 2), {}, "size of a batch or its shape.*groups_per_batch=8, per_group=8"),
-        ((IDS,), {"per_group": 2}, "size of a batch or its shape"),
+        ((IDS, 2, 1), {"batch_size": 2}, "takes `batch_size`, or both"),
+        ((IDS,), {}, "takes `batch_size`, or both"),
+        ((IDS, 2), {}, "takes `batch_size`, or both"),
+        ((IDS,), {"per_group": 2}, "takes `batch_size`, or both"),
         ((IDS,), {"batch_size": 0}, r"batch_size=\.\.\..*at least 1"),
     ],
 )

@@ -331,7 +331,7 @@ def test_a_fleet_refuses_a_matrix():
 
     fleet = fcco.fleet.Fleet([build(0.1), build(0.2)], lambda model, x: model(x).squeeze(1))
     x = torch.zeros(2, 8, DIM, dtype=DOUBLE)
-    with pytest.raises(ValueError, match="block of each entry, integers"):
+    with pytest.raises(ValueError, match="block of each entry"):
         fleet.step(x, index=torch.ones(2, 8, GROUPS, dtype=torch.bool))
 
 
@@ -466,7 +466,7 @@ def test_a_loader_of_memberships_resumes_and_is_cut_over_ranks():
 WRONG: dict[str, tuple[Any, str]] = {
     "one group each": (np.zeros(7, dtype=int), "use `GroupBatchSampler"),
     "numbers": (SMALL.astype(int), "boolean matrix"),
-    "rows": (SMALL[:6], "each of the 7 samples"),
+    "rows": (SMALL[:6], "must have 7 rows"),
     "an empty column": (np.pad(SMALL, ((0, 0), (0, 1))), "group 3 has no samples"),
     "an unused id": ([[0], [2]] + [[]] * 5, "group 1 has no samples"),
     "no group at all": ([[]] * 7, "no samples"),

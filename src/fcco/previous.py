@@ -443,8 +443,6 @@ def empty_copy(tensor: Tensor, *, host: bool) -> Tensor:
 
 def fits(copy: Tensor, tensor: Tensor, *, host: bool) -> bool:
     """Whether `empty_copy` would make such a tensor."""
-    if copy.dtype != tensor.dtype or copy.shape != tensor.shape:
-        return False
-    if not host:
-        return copy.device == tensor.device
-    return copy.device.type == "cpu" and (tensor.device.type != "cuda" or copy.is_pinned())
+    same = copy.dtype == tensor.dtype and copy.shape == tensor.shape
+    pinned = tensor.device.type != "cuda" or copy.is_pinned()
+    return same and (copy.is_cpu and pinned if host else copy.device == tensor.device)
