@@ -205,8 +205,8 @@ def test_all_subsets_of_groups_and_all_orders_of_samples_are_equally_likely() ->
 
 
 def test_blocks_are_uniform_subsets() -> None:
-    sampler = BlockSampler(6, 2, seed=2, batches_per_epoch=2000)
-    counts = Counter(tuple(index.tolist()) for index in sampler)
+    sampler = BlockSampler(6, 2, seed=2)
+    counts = Counter(tuple(sampler.draw().tolist()) for _ in range(2000))
     assert all(len(set(subset)) == 2 for subset in counts) and len(counts) == 15
     assert stats.chisquare(list(counts.values())).pvalue > 1e-3
 

@@ -325,25 +325,16 @@ class PositiveBatchSampler(GroupBatchSampler):
 class BlockSampler(ResumableSampler[Tensor]):
     """B1 = `blocks_per_batch` of n blocks per step, for constraint sampling; the same on all ranks.
 
-    Drawn uniformly without replacement; an epoch has ceil(n / B1) batches unless given.
+    Drawn uniformly without replacement; an epoch has ceil(n / B1) batches.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        blocks_per_batch: int,
-        seed: int | None = None,
-        *,
-        batches_per_epoch: int | None = None,
-    ) -> None:
+    def __init__(self, num_blocks: int, blocks_per_batch: int, seed: int | None = None) -> None:
         call = "BlockSampler"
         _checks.integer(call, "num_blocks", num_blocks, 1)
         _checks.integer(call, "blocks_per_batch", blocks_per_batch, 1)
         _checks.in_interval(call, "blocks_per_batch", blocks_per_batch, 1, num_blocks)
         self.num_blocks, self.blocks_per_batch = num_blocks, blocks_per_batch
-        if batches_per_epoch is None:
-            batches_per_epoch = -(-num_blocks // blocks_per_batch)
-        super().__init__(batches_per_epoch, seed)
+        super().__init__(-(-num_blocks // blocks_per_batch), seed)
 
     def _stream(self, generator: np.random.Generator) -> Iterator[Tensor]:
         while True:

@@ -280,9 +280,8 @@ class Oss(Settings):
         inner_steps: T.
 
     References:
-        R. Ma, Q. Lin and T. Yang, Quadratically regularized subgradient methods for weakly convex
-        optimization with weakly convex constraints, ICML 2020 (the rounds). H. Yu, M. Neely and
-        X. Wei, Online convex optimization with stochastic constraints, NeurIPS 2017 (the steps).
+        R. Ma, Q. Lin and T. Yang, ICML 2020 (the rounds). H. Yu, M. Neely and X. Wei, NeurIPS 2017
+        (the steps).
     """
 
     proximal: float
@@ -340,8 +339,7 @@ class Icppac(Oss):
         theta: extrapolation; 0 is Arrow-Hurwicz with linearised values.
 
     References:
-        D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
-        functional constrained optimization, Mathematical Programming 197, 2023.
+        D. Boob, Q. Deng and G. Lan, Mathematical Programming 197, 2023.
     """
 
     tau: float = 10.0

@@ -184,10 +184,8 @@ class Ssg(Settings):
             or None: the first one, which must then be plain SGD.
 
     References:
-        Y. Huang and Q. Lin, Oracle complexity of single-loop switching subgradient methods for
-        non-smooth weakly convex functional constrained optimization, NeurIPS 2023: for g_i convex
-        with a Slater point eta = eps_t/M^2, eps_t of order eps^2; for weakly convex ones Polyak
-        steps.
+        Y. Huang and Q. Lin, NeurIPS 2023: for g_i convex with a Slater point eta = eps_t/M^2, eps_t
+        of order eps^2; for weakly convex ones Polyak steps.
     """
 
     threshold: Schedule | Auto = "auto"

@@ -111,8 +111,7 @@ class Sonx(Penalty):
         read: `"old"` or `"new"`.
 
     References:
-        Q. Hu, D. Zhu, T. Yang, Non-smooth weakly-convex finite-sum coupled compositional
-        optimization, NeurIPS 2023, Algorithm 1; for g_i(.; xi) Lipschitz in mean square.
+        Q. Hu, D. Zhu and T. Yang, NeurIPS 2023, Algorithm 1; for g_i(.; xi) mean-Lipschitz.
     """
 
     gamma: float = 0.1
@@ -137,10 +136,8 @@ class HingePenalty(Sonx):
     `objective.multipliers()` over many steps. The authors set gamma = 0.8 and gamma' = 0.1.
 
     References:
-        M. Yang, G. Li, Q. Hu, Q. Lin and T. Yang, Single-loop algorithms for stochastic non-convex
-        optimization with weakly-convex constraints, 2025 (arXiv:2504.15243): rho > m (C + 1)/delta,
-        where the least singular value of the constraints' subgradients is at least delta wherever
-        one is violated.
+        M. Yang, G. Li, Q. Hu, Q. Lin and T. Yang, 2025 (arXiv:2504.15243): rho > m (C + 1)/delta,
+        with delta the least singular value of the subgradients wherever a limit is violated.
     """
 
     word = "hinge"
@@ -164,8 +161,7 @@ class Sox(Penalty):
             u_{i,t+1}, as the authors' code does.
 
     References:
-        B. Wang, T. Yang, Finite-sum coupled compositional stochastic optimization: theory and
-        applications, ICML 2022.
+        B. Wang and T. Yang, ICML 2022.
     """
 
     gamma: float = 0.1
@@ -200,9 +196,8 @@ class SquaredHingePenalty(Sox):
         read: `"new"` as in the authors' code; `"old"` is unbiased.
 
     References:
-        G. Li, W. Yu, Y. Yao, W. Tong, Y. Liang, Q. Lin and T. Yang, Model developmental safety: a
-        safety-centric method and applications in vision-language models, 2024 (arXiv:2410.03955);
-        rho of order m/eps.
+        G. Li, W. Yu, Y. Yao, W. Tong, Y. Liang, Q. Lin and T. Yang, 2024 (arXiv:2410.03955); rho of
+        order m/eps.
     """
 
     read: Literal["old", "new"] = "new"
@@ -231,10 +226,8 @@ class RecursiveHinge(Penalty):
         refresh_every: q.
 
     References:
-        W. Liu and Y. Xu, A single-loop SPIDER-type stochastic subgradient method for
-        expectation-constrained nonconvex nonsmooth optimization, 2025 (arXiv:2501.19214): alpha,
-        nu_s of order eps^2, q and S_2 of order eps^-2, S_1 of order eps^-4, for g(.; xi)
-        mean-Lipschitz.
+        W. Liu and Y. Xu, 2025 (arXiv:2501.19214): alpha, nu_s of order eps^2, q and S_2 of order
+        eps^-2, S_1 of order eps^-4, for g(.; xi) mean-Lipschitz.
     """
 
     smoothing: Smoothing = field()  # type: ignore[misc]
@@ -278,10 +271,9 @@ class Alexr(Penalty):
             a part proportional to the violation, which damps the loop.
 
     References:
-        B. Wang and T. Yang, ALEXR: an optimal single-loop algorithm for convex finite-sum coupled
-        compositional stochastic optimization, 2023. With r strongly convex (mu) and f smooth:
-        eta = (1 - theta)/(theta mu), alpha = (1 - theta)/(theta - 1 + B1/n). For convex F and
-        non-smooth f: theta = 0 and alpha, eta of order eps.
+        B. Wang and T. Yang, ALEXR, 2023. With r strongly convex (mu) and f smooth: eta =
+        (1 - theta)/(theta mu), alpha = (1 - theta)/(theta - 1 + B1/n). For convex F and non-smooth
+        f: theta = 0 and alpha, eta of order eps.
     """
 
     dual_step: float
@@ -386,9 +378,8 @@ class Ooa(Tracked):
             the released code of group DRO does: absent groups count as loss 0.
 
     References:
-        S. Sagawa, P. W. Koh, T. Hashimoto and P. Liang, Distributionally robust neural networks
-        for group shifts, 2020 (plain, KL). The cap 1/(r n) is its extension to CVaR. The theory,
-        for convex losses, is of the average iterate.
+        S. Sagawa, P. W. Koh, T. Hashimoto and P. Liang, 2020 (plain, KL). The cap 1/(r n) is its
+        extension to CVaR. The theory, for convex losses, is of the average iterate.
     """
 
     ratio: float | None = None

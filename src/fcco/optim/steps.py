@@ -130,13 +130,6 @@ class OutputIterate(nn.Module):
         self._kept = [k.to(p.device).clone() for k, p in zip(kept, like, strict=False)]
         self._generator.set_state(state["generator"].cpu())
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy made by pickle or deepcopy attaches to the copy of the optimizer.
-        own = {k: v for k, v in self.__dict__.items() if k not in ("_handle", "_generator")}
-        return own | {"_random": self._generator.get_state()}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        random = state.pop("_random")
         super().__setstate__(state)
-        self._generator = torch.Generator().set_state(random)
-        self._attach()
+        self._attach()  # a copy made by pickle or deepcopy, to the copy of the optimizer
