@@ -105,10 +105,8 @@ def _of_lists(place: str, rows: Any, number: int | None) -> Memberships:
     pairs, times = torch.unique(sample * groups + group, return_counts=True)
     if len(pairs) < len(group):
         row, twice = divmod(int(pairs[times > 1][0]), groups)
-        raise ValueError(
-            f"{place} as lists has group {twice} of sample {row} more than once. (A matrix of 0 "
-            "and 1 must be boolean.)"
-        )
+        hint = "(A matrix of 0 and 1 must be boolean.)"
+        raise ValueError(f"{place} as lists has group {twice} of sample {row} twice. {hint}")
     # Of all matrices of 0 and 1, those with two columns, one of them true, have no id twice.
     columns = number in (None, 2) and set(lengths) == {groups} == {2}
     if columns and not bool((group[::2] == 0).all()):

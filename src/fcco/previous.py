@@ -20,7 +20,7 @@ from ._state import CheckedState, KeepsPrecision, Uninterrupted, pack, unpack
 
 __all__ = [
     "Optimizers", "ParameterSwap", "PreviousParameters", "after_closure", "any_sharded",
-    "parameters_at", "parameters_of", "reshard", "unwrap", "versions_kept",
+    "parameters_at", "parameters_of", "reshard", "unwrap",
 ]  # fmt: skip
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -316,20 +316,6 @@ def _refill(buffers: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
 
 
 @contextmanager
-def versions_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Restore the version counters of tensors on exit; their values must be restored too.
-
-    An open graph then stays valid, and an open tracking step open, which an objective would end at
-    parameters that changed. Inside, the counters do differ, so that a backward pass of a graph from
-    outside is still refused.
-    """
-    with ExitStack() as stack:
-        for parameter in parameters:
-            stack.enter_context(torch.autograd._unsafe_preserve_version_counter(parameter))
-        yield
-
-
-@contextmanager
 def parameters_at(
     points: Mapping[Tensor, Tensor], model: nn.Module | None = None
 ) -> Iterator[None]:
@@ -352,7 +338,11 @@ def parameters_at(
         if sharded and model is not None:
             reshard(model)
 
-    with versions_kept(points):
+    with ExitStack() as stack:
+        # With its version counters an open graph stays valid, and an open tracking step open. They
+        # differ inside, so that a backward pass of a graph from outside is refused there.
+        for parameter in points:
+            stack.enter_context(torch.autograd._unsafe_preserve_version_counter(parameter))
         try:
             put(points)
             yield

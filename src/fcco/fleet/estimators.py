@@ -50,9 +50,7 @@ def take_numbers(value: Any, path: str) -> tuple[Any, Numbers]:
     `Hinge(2.0)` and `Hinge(5.0)` become equal, and their numbers {"outer.scale": 2.0} and 5.0.
     """
     if not dataclasses.is_dataclass(value):
-        raise Unsupported(
-            f"{value!r} is no dataclass: a fleet cannot tell which of its numbers may differ."
-        )
+        raise Unsupported(f"{value!r} is no dataclass: a fleet cannot tell its numbers apart.")
     numbers: Numbers = {}
     for field in dataclasses.fields(value):
         part = getattr(value, field.name)
@@ -348,7 +346,7 @@ class Lagrangian:
         y, numbers, begins = run.state["multiplier"], run.numbers, run.data.begins
         limits, weights, point = _limits_of(run), run.state["weights"], run.previous
         forward, move = run.forward(y, measured=False), weights - point
-        values, change = run.along(point, move, run.data.batch, y)
+        values, change = run.along(point, move, y)
         anchor = choose(begins, weights, run.state["anchor"])
         proximal = numbers["coefficient"] * proximal_value(point - anchor, move)
         change = change * side(values, *limits)

@@ -62,10 +62,7 @@ class Fleet:
         given = range(self.runs) if streams is None else streams
         self.streams = torch.as_tensor(given, device=self.device)
         if self.streams.shape != (self.runs,) or bool((self.streams < 0).any()):
-            raise ValueError(
-                f"`Fleet(streams=...)` must be {self.runs} row numbers, one per run, but has "
-                f"shape {tuple(self.streams.shape)}."
-            )
+            raise ValueError(f"`Fleet(streams=...)` must be {self.runs} row numbers, one per run.")
         self._rows_needed = int(self.streams.max()) + 1
         self._given = [p.numbers for p in parts]
         names = self._given[0]
@@ -207,10 +204,7 @@ class Fleet:
         """Go on where `state_dict` was taken, bitwise; for a fleet of the same members."""
         parts = (state["state"], state["hyperparameters"])
         if _shapes(*parts) != _shapes(self.state, self.hyperparameters):
-            raise ValueError(
-                "`Fleet.load_state_dict`: the checkpoint is of another method or model, or of "
-                "another number of runs."
-            )
+            raise ValueError("`Fleet.load_state_dict`: another method, model or number of runs.")
         self.state = {k: value.to(self.device, copy=True) for k, value in state["state"].items()}
         for name, rows in state["hyperparameters"].items():
             self._set(name, rows)

@@ -121,9 +121,7 @@ def _check_hooks(optimizer: torch.optim.Optimizer, own: Sequence[Any]) -> None:
     The hooks of a member's `own` objective and optimizer are part of the method.
     """
     if any("initial_lr" in group for group in optimizer.param_groups):
-        raise Unsupported(
-            "A fleet sees no learning rate scheduler; use `Fleet.set_hyperparameters(lr=...)`."
-        )
+        raise Unsupported("Instead of a scheduler use `Fleet.set_hyperparameters(lr=...)`.")
     hooks: list[Any] = []
     wrapped = optimizer.wrapped if isinstance(optimizer, MethodOptimizer) else ()
     for each in (optimizer, *wrapped):  # torch has no public list of the hooks

@@ -106,9 +106,7 @@ class ModelFunction(nn.Module):
         if loss is None and isinstance(entries, Tensor) and entries.dim() == 0:
             loss, entries = entries, None
         if loss is None and self.needs_loss:
-            raise ValueError(
-                "This method needs the objective too: the function must return (loss, values)."
-            )
+            raise ValueError("The function of a fleet must return (loss, values) for this method.")
         loss = None if loss is None else mean_loss(loss)
         if entries is None:
             return loss, None, None
@@ -222,13 +220,11 @@ class Run(NamedTuple):
         blocks = _all_blocks(self.data.index, table)
         return Forward(loss, own if values is None else values, carrier, blocks, buffers, pull_back)
 
-    def along(
-        self, point: Tensor, move: Tensor, batch: Any, table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The means of the blocks of a batch at some weights, and their derivative along a move."""
+    def along(self, point: Tensor, move: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """The means of the blocks at some weights, and their derivative along a move."""
 
         def means(vector: Tensor) -> Tensor:
-            _, entries, carrier, _ = self.evaluate(vector, batch, table)
+            _, entries, carrier, _ = self.evaluate(vector, self.data.batch, table)
             if carrier is not entries:
                 raise Unsupported("A fleet has no derivative of `Measured` values along a step.")
             return block_means(entries, _all_blocks(self.data.index, table))

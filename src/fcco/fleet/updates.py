@@ -93,11 +93,9 @@ class Adam:
         return {"weights": weights, "mean": mean, "square": square, "count": count}
 
 
-_TORCH: dict[type, type[SGD] | type[Adam]] = {
-    torch.optim.SGD: SGD,
-    torch.optim.Adam: Adam,
-    torch.optim.AdamW: Adam,
-}
+_TORCH: dict[type, Any] = {
+    torch.optim.SGD: SGD, torch.optim.Adam: Adam, torch.optim.AdamW: Adam
+}  # fmt: skip
 
 
 def _read_torch(optimizer: torch.optim.Optimizer) -> Update:

@@ -39,15 +39,12 @@ def group_mean(values: Tensor, group: Any, num_groups: int | None = None) -> Gro
     place = "`group_mean(group=...)`"
     ids = read_index(place, group, num_groups)
     samples = ids.samples if isinstance(ids, Memberships) else len(ids)
-    if samples != len(values):
-        raise ValueError(
-            f"{place} must have a row for each of the {len(values)} values: {samples}."
-        )
+    if samples != (number := len(values)):
+        raise ValueError(f"{place} must have a row for each of the {number} values: {samples}.")
     if isinstance(ids, Memberships):
         values, ids = values[ids.sample.to(values.device)], ids.group
-    index, position, counts = torch.unique(
-        ids.to(values.device), return_inverse=True, return_counts=True
-    )
+    ids = ids.to(values.device)
+    index, position, counts = torch.unique(ids, return_inverse=True, return_counts=True)
     if len(index):
         check_range(place, int(index[0]), int(index[-1]), num_groups)
     sums = values.new_zeros(len(counts), *values.shape[1:]).index_add(0, position, values)
@@ -78,9 +75,7 @@ class GroupMemberships(Dataset[Any]):
         place = "`GroupMemberships(groups=...)`"
         members = read_index(place, groups)
         if not isinstance(members, Memberships):
-            raise ValueError(
-                f"{place} has one group for each sample: use `GroupBatchSampler(groups, ...)`."
-            )
+            raise ValueError(f"{place} has one group for each: use `GroupBatchSampler(groups)`.")
         self.sample, self.group = members.sample.cpu(), members.group.cpu()
         self.num_groups = members.groups
         number = len(dataset)  # type: ignore[arg-type]

@@ -210,9 +210,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
             )
         given = groups_per_batch, per_group
         if (None in given) if batch_size is None else (given != (None, None)):
-            raise ValueError(
-                f"`{call}` takes `batch_size`, or both of `groups_per_batch` and `per_group`."
-            )
+            raise ValueError(f"`{call}` takes `batch_size`, or `groups_per_batch` and `per_group`.")
         if groups_per_batch is None or per_group is None:
             _checks.integer(call, "batch_size", batch_size, 1)
             size, largest = int(batch_size or 0), int(self._sizes.max())

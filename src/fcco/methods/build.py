@@ -67,10 +67,8 @@ def constrained(
     if isinstance(method, Settings):
         chosen, call = method, f"constrained(method={type(method).__name__}(...))"
         if settings:
-            raise ValueError(
-                f"`{call}` has its settings already: leave `{next(iter(settings))}` out, or give "
-                "the method by its word."
-            )
+            name = next(iter(settings))
+            raise ValueError(f"`{call}` has its settings already: leave `{name}` out.")
     else:
         if method not in _WORDS:
             _checks.one_of("constrained", "method", method, _WORDS)

@@ -53,9 +53,7 @@ class ProximalRound(SharedGroupsOptimizer):
     def __init__(self, primal: torch.optim.Optimizer, rule: Oss, term: LagrangianTerm) -> None:
         super().__init__(primal)
         if any_sharded(self.parameters):
-            raise TypeError(
-                f"`{rule.word}` needs derivatives along a step, which a sharded model has not."
-            )
+            raise TypeError(f"`{rule.word}` cannot train a sharded model (FSDP2); use DDP.")
         self.rule, self.inner_steps = rule, rule.inner_steps
         self.term = term  # holds the y_i, and is told of a move where the rule follows the step
         term.rounds = self

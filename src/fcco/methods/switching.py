@@ -60,9 +60,8 @@ class SwitchingTerm(UnsampledTerm):
         updating = tracked.step is not None
         decision = self.open if updating else None
         if decision is None:
-            worst, which, feasible = (
-                part.item() for part in decide(excess, self.threshold(excess))
-            )
+            found = decide(excess, self.threshold(excess))
+            worst, which, feasible = (part.item() for part in found)
             decision = Decision(None if feasible else int(which), worst)
             if updating:  # further batches of the same step follow the first
                 self.open = decision

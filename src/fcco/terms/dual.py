@@ -1,14 +1,4 @@
-r"""Dual variables for non-smooth outer functions: ALEXR.
-
-A convex f is max_y <y, u> - f*(y), so there is one dual variable y_i per block. Ascent is
-
-.. math::
-    y_i^+ = \mathrm{prox}_{\alpha f^*}(y_i + \alpha\tilde g_i)
-          = \nabla f_{1/\alpha}(v_i), \qquad v_i = \tilde g_i + y_i/\alpha,
-
-by Moreau's identity: the prox of f is enough, for every convex f. The term keeps the v_i, from
-which both follow: y_i = grad f_{1/alpha}(v_i), and c_i = v_i - y_i/alpha estimates g_i.
-"""
+"""Dual variables for non-smooth outer functions: ALEXR."""
 
 from __future__ import annotations
 
@@ -27,13 +17,16 @@ from .coupled import CoupledTerm
 class DualTerm(CoupledTerm):
     r"""(1/n) sum_i f(g_i(w) - tolerance_i) with one dual variable y_i per block.
 
-    .. math::
-        \min_w \max_y \frac1n\sum_i \langle y_i, g_i(w)\rangle - f^*(y_i), \qquad
-        G_t = \frac1{B_1}\sum_{i\in\mathcal B_1} \nabla g_i(w_t;\tilde{\mathcal B})\, y_i^{t+1}
+    A convex f is max_y <y, u> - f*(y). Ascent is, by Moreau's identity, for every f with a prox
 
-    A block starts at y_i = 0. The value of the loss is the mean of <y_i, c_i> - f*(y_i) = f(c_i),
-    where c_i is g~_i when y_i no longer changes; in `eval()` mode it is f of the batch. `value()`
-    reads c_i; `violation()` uses the values of the last step.
+    .. math::
+        y_i^+ = \mathrm{prox}_{\alpha f^*}(y_i + \alpha\tilde g_i)
+              = \nabla f_{1/\alpha}(v_i), \qquad v_i = \tilde g_i + y_i/\alpha, \qquad
+        G_t = \frac1{B_1}\sum_{i\in\mathcal B_1} \nabla g_i(w_t;\tilde{\mathcal B})\, y_i^+
+
+    from y_i = 0. The term keeps the v_i; c_i = v_i - y_i/alpha estimates g_i. The value of the loss
+    is the mean of <y_i, c_i> - f*(y_i) = f(c_i), in `eval()` mode f of the batch. `value()` reads
+    c_i; `violation()` uses the values of the last step.
 
     Args:
         outer: f, convex.
@@ -61,10 +54,7 @@ class DualTerm(CoupledTerm):
         _checks.positive("DualTerm", "dual_step", dual_step)
         super().__init__(outer, tracker, smoothing=1 / dual_step, **limits)
         if not self.limits.upper:
-            raise ValueError(
-                "`alexr` has upper limits alone: write value >= b as -value <= -b, an interval as "
-                "two limits."
-            )
+            raise ValueError("`alexr` has upper limits alone: write value >= b as -value <= -b.")
         self.dual_step, self.theta = dual_step, theta
         tracker.needs_previous = theta != 0
         self.register_buffer("ascent", torch.full_like(tracker.rows, torch.nan))

@@ -49,9 +49,7 @@ class GroupWeights(AbstractTerm):
         _checks.one_of(call, "geometry", geometry, ("kl", "euclidean"))
         _checks.one_of(call, "scaling", scaling, ("unbiased", "batch"))
         if tracker.dim != 1 or tracker.log_space or tracker.read != "new":
-            raise ValueError(
-                f"`{call}(tracker=...)` must hold one loss per group: dim=1, read='new', no log."
-            )
+            raise ValueError(f"`{call}(tracker=...)` must have dim=1, read='new', no log.")
         super().__init__(tracker)
         self.branch_free = True
         self.rate, self.ratio, self.geometry, self.scaling = step, ratio, geometry, scaling

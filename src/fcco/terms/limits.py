@@ -61,10 +61,7 @@ def bounds(argument: str, name: Any, limit: Any) -> tuple[float, float]:
         )
     low, high = float(low), float(high)
     if not low <= high or (math.isinf(low) and math.isinf(high)):
-        raise ValueError(
-            f"`{argument}` needs a finite limit of each, low <= high, but that of `{name}` is: "
-            f"{limit!r}."
-        )
+        raise ValueError(f"`{argument}` needs low <= high, not both infinite; `{name}`: {limit!r}.")
     return low, high
 
 
@@ -125,10 +122,7 @@ class Limits(KeepsPrecision):
         self.names = None if names is None else tuple(names)
         named = self.names or range(number)
         if {len(named), len(set(named))} != {number}:
-            raise ValueError(
-                f"`{call}(names=...)` must be {number} different names, one per block, but is: "
-                f"{self.names}."
-            )
+            raise ValueError(f"`{call}(names=...)` must be {number} different names: {self.names}.")
         if isinstance(tolerance, (AtLeast, Equal)):
             tolerance = [tolerance] * number
         high: Any = tolerance
@@ -137,17 +131,13 @@ class Limits(KeepsPrecision):
         if listed and not all(type(each) is float and math.isfinite(each) for each in tolerance):
             high = [0.0] * len(tolerance)  # of another length: refused below
             if len(tolerance) == number:
-                pairs = zip(named, tolerance, strict=True)
-                low, high = zip(
-                    *(bounds(f"{call}(tolerance=...)", *each) for each in pairs), strict=True
-                )
+                argument, pairs = f"{call}(tolerance=...)", zip(named, tolerance, strict=True)
+                low, high = zip(*(bounds(argument, *each) for each in pairs), strict=True)
                 low = like.new_tensor(low) if max(low) > -math.inf else None
         high = torch.as_tensor(high, dtype=like.dtype, device=like.device)
         if high.dim() > 1 or (high.dim() == 1 and len(high) != number):
-            raise ValueError(
-                f"`{call}(tolerance=...)` must be one number or {number}, one per block, but has "
-                f"shape {tuple(high.shape)}."
-            )
+            shape = tuple(high.shape)
+            raise ValueError(f"`{call}(tolerance=...)` must be one number or {number}: {shape}.")
         if low is None and not bool(high.isfinite().all()):
             raise ValueError(f"`{call}(tolerance=...)` must be finite but is: {tolerance}.")
         if low is not None and margin != 0 and bool((low == high).all()):
