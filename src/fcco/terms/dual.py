@@ -94,7 +94,7 @@ class DualTerm(CoupledTerm):
             v = self.ascend(ahead, index)
             if update.came is not None:  # what is not finite changes nothing
                 v = torch.where(per_row(update.came, v), v, self._v(index))
-            step.write(self, self.ascent.index_copy_, 0, index, v)
+            step.write(self, self.ascent.index_copy_, 0, index, v)  # type: ignore[arg-type]
             v = v[torch.searchsorted(index, tracked.index)]
             slope = self.dual_at(v)
             values = self.outer(v - slope / self.dual_step)
