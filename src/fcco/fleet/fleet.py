@@ -37,7 +37,6 @@ class Fleet:
         state: all that a step changes, by name, one row per run.
         hyperparameters: by name, in double precision, one row per run.
         died: the step at which each run was frozen, or -1.
-        steps: steps made.
     """
 
     def __init__(

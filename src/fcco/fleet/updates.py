@@ -1,11 +1,7 @@
-r"""What steps the weights of a run: SGD, Adam, and the double loops of ALEXR2 and ICPPAC.
+"""What steps the weights of a run: SGD, Adam, and the double loops of ALEXR2 and ICPPAC.
 
 The rules of torch's optimizers are written out, because `torch.optim` takes one step size for all
-parameters, not one per run:
-
-.. math::
-    \text{SGD:}\quad v^+ = \mu v + (1-d)\,G,\quad w^+ = w - \eta v^+ \qquad
-    \text{Adam:}\quad w^+ = w - \eta\,\hat v/(\sqrt{\hat s} + \epsilon)
+parameters, not one per run.
 """
 
 from __future__ import annotations

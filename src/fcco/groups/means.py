@@ -65,10 +65,6 @@ class GroupMemberships(Dataset[Any]):
             sample.
         key: where items that are dicts have the group; it is appended to tuples and lists, and any
             other item becomes a pair of itself and the group.
-
-    Attributes:
-        sample: position of each item's sample in `dataset`, (M,); `group`: its group.
-        num_groups: n.
     """
 
     def __init__(self, dataset: Dataset[Any], groups: Any, key: str = "group") -> None:

@@ -47,10 +47,6 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
             generator.
         rank: this process, and `world_size` the number of processes: those of
             `torch.distributed`, if initialised, unless given.
-
-    Attributes:
-        epoch: that of the next batch.
-        consumed: number of batches consumed in this epoch.
     """
 
     def __init__(

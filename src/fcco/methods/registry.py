@@ -54,40 +54,26 @@ _ANY: tuple[Use, ...] = ("groups", "limits", "general")
 _LIMITS: tuple[Use, ...] = ("limits",)
 
 ROWS = (
-    Method(
-        tracked.Multipliers, _LIMITS, False, "there are limits: of any kind, nothing to tune",
-        "Bertsekas 1982, measured units",
-    ),
+    Method(tracked.Multipliers, _LIMITS, False, "there are limits: of any kind, nothing to tune",
+           "Bertsekas 1982, measured units"),
     Method(tracked.Sonex, _ANY, True, "you want the paper's method", "the paper, Algorithm 1"),
     Method(tracked.Alexr2, _ANY, True, "the g_i have kinks", "the paper, Algorithm 2"),
-    Method(
-        tracked.Sonx, ("groups", "general"), True, "f must not be smoothed",
-        "Hu, Zhu and Yang 2023",
-    ),
+    Method(tracked.Sonx, ("groups", "general"), True, "f must not be smoothed",
+           "Hu, Zhu and Yang 2023"),
     Method(tracked.Sox, ("general",), False, "f is smooth", "Wang and Yang 2022"),
-    Method(
-        tracked.Alexr, ("limits", "general"), True, "the problem is convex", "Wang and Yang 2023"
-    ),
-    Method(
-        tracked.Ooa, ("groups",), False, "you compare with group DRO", "Sagawa et al. 2020"
-    ),
-    Method(
-        tracked.HingePenalty, _LIMITS, True, "you compare with SONX on a penalty",
-        "Yang et al. 2025",
-    ),
-    Method(
-        tracked.SquaredHingePenalty, _LIMITS, False, "you compare with work on forgetting",
-        "Li et al. 2024",
-    ),
-    Method(
-        tracked.RecursiveHinge, _LIMITS, True, "a large batch at times is cheap",
-        "Liu and Xu 2025",
-    ),
+    Method(tracked.Alexr, ("limits", "general"), True, "the problem is convex",
+           "Wang and Yang 2023"),
+    Method(tracked.Ooa, ("groups",), False, "you compare with group DRO", "Sagawa et al. 2020"),
+    Method(tracked.HingePenalty, _LIMITS, True, "you compare with SONX on a penalty",
+           "Yang et al. 2025"),
+    Method(tracked.SquaredHingePenalty, _LIMITS, False, "you compare with work on forgetting",
+           "Li et al. 2024"),
+    Method(tracked.RecursiveHinge, _LIMITS, True, "a large batch at times is cheap",
+           "Liu and Xu 2025"),
     Method(Ssg, _LIMITS, False, "batches are large, their noise small", "Huang and Lin 2023"),
     Method(Oss, _LIMITS, False, "you compare with virtual queues", "Ma, Lin and Yang 2020"),
-    Method(
-        Icppac, _LIMITS, True, "you compare with a primal-dual loop", "Boob, Deng and Lan 2023"
-    ),
+    Method(Icppac, _LIMITS, True, "you compare with a primal-dual loop",
+           "Boob, Deng and Lan 2023"),
 )  # fmt: skip
 
 METHODS: dict[str, type[Settings]] = {row.name: row.settings for row in ROWS}

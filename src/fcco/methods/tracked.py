@@ -357,10 +357,8 @@ class Ooa(Tracked):
     r"""OOA: online group DRO, plain or with CVaR; weights by mirror ascent, then descent on w.
 
     .. math::
-        \min_w \max_{p\in\Omega} \sum_{i=1}^n p_i L_i(w), \qquad
-        \Omega = \Bigl\{p : \textstyle\sum_i p_i = 1,\ 0 \le p_i \le \tfrac{1}{rn}\Bigr\}
-
-    .. math::
+        \min_w &\max_{p\in\Omega} \textstyle\sum_i p_i L_i(w), \qquad
+        \Omega = \bigl\{p : \textstyle\sum_i p_i = 1,\ 0 \le p_i \le \tfrac{1}{rn}\bigr\} \\
         \hat\ell_i &= \tfrac{n}{B_1} L_i(w_t;\mathcal B)\,1[i\in\mathcal B_1], \qquad
         p \leftarrow \Pi^{KL}_\Omega\bigl(p\circ e^{\eta_p\hat\ell}\bigr)
         \ \text{ or }\ \Pi_\Omega(p + \eta_p\hat\ell) \\

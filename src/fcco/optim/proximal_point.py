@@ -82,11 +82,11 @@ class ProximalPoint(MethodOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One inner step; the last one of a round ends with a step of the outer optimizer."""
         loss = self._evaluated(closure)
-        length = self.round_length
+        length, begins = self.round_length, self.round_begins
         for group in self.param_groups:
             for z in group["params"]:
                 state = self.state[z]
-                if self.round_begins or not state:
+                if begins or not state:
                     state["anchor"], state["moved"] = z.detach().clone(), False
                 if z.grad is None and not state["moved"]:
                     continue

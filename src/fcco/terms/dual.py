@@ -34,12 +34,9 @@ class DualTerm(CoupledTerm):
         dual_step: alpha.
         theta: extrapolation; unless it is 0, the tracker asks for the values at w_{t-1} too.
         limits: see `CoupledTerm`; upper ones alone.
-
-    Attributes:
-        ascent: v_i, NaN before the first step.
     """
 
-    ascent: Tensor
+    ascent: Tensor  # v_i, NaN before the first step
     may_be_nan = ("ascent",)
 
     def __init__(
