@@ -66,10 +66,7 @@ def read_values(path: Path, key: str) -> Any:
 
 
 def state_checksum(module: nn.Module) -> str:
-    """The sha256 of a module's state dict; for a sharded one (FSDP2) all ranks must call it.
-
-    It is the same inside DDP or `torch.compile`, which put a prefix before every name.
-    """
+    """The sha256 of a state dict, the same inside DDP or `torch.compile`; FSDP2: on all ranks."""
     ddp = isinstance(module, nn.parallel.DistributedDataParallel)
     inside = module.module if ddp else getattr(module, "_orig_mod", None)
     return _checksum(module.state_dict()) if inside is None else state_checksum(inside)

@@ -13,10 +13,7 @@ from torch import Tensor, nn
 
 
 def pack(state: Any) -> Tensor:
-    """Anything that `torch.load` takes without pickled code, as a tensor of bytes.
-
-    Files of tensors (safetensors) can then hold it.
-    """
+    """A state as a tensor of bytes: safetensors can hold it, `torch.load` needs no pickled code."""
     stream = io.BytesIO()
     torch.save(state, stream)
     return torch.frombuffer(bytearray(stream.getbuffer()), dtype=torch.uint8)
