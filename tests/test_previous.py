@@ -379,7 +379,7 @@ def test_a_checkpoint_of_another_model_is_refused():
 
 def test_only_optimizers_are_accepted_and_hooks_can_be_removed():
     model = network()
-    with pytest.raises(TypeError, match=r"no torch.optim.Optimizer: Linear"):
+    with pytest.raises(TypeError, match=r"a torch.optim.Optimizer: Linear"):
         fcco.previous.PreviousParameters(model, nn.Linear(1, 1))  # type: ignore[arg-type]
     previous, before, optimizer = moved(model)
     previous.detach_hooks()

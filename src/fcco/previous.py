@@ -34,7 +34,7 @@ def unwrap(optimizer: Any) -> torch.optim.Optimizer:
         return unwrap(inner)
     if not isinstance(optimizer, torch.optim.Optimizer):
         kind = type(optimizer).__name__
-        raise TypeError(f"The optimizer (after the model) is no torch.optim.Optimizer: {kind}.")
+        raise TypeError(f"The model comes first, then a torch.optim.Optimizer: {kind}.")
     return optimizer
 
 
@@ -325,10 +325,7 @@ def parameters_at(
     """
     sharded = any_sharded(points)
     if sharded and model is None:
-        raise TypeError(
-            "The gathered weights of a sharded model (FSDP2) must be freed: give the optimizer to "
-            "an objective, so that it knows the model."
-        )
+        raise TypeError("A sharded model (FSDP2) must be known: give its optimizer to an objective.")
     kept = {parameter: parameter.detach().clone() for parameter in points}
 
     def put(values: Mapping[Tensor, Tensor]) -> None:

@@ -61,7 +61,9 @@ def bounds(argument: str, name: Any, limit: Any) -> tuple[float, float]:
         )
     low, high = float(low), float(high)
     if not low <= high or (math.isinf(low) and math.isinf(high)):
-        raise ValueError(f"`{argument}` needs low <= high, not both infinite; `{name}`: {limit!r}.")
+        raise ValueError(
+            f"`{argument}` needs a finite limit and low <= high; that of `{name}` is: {limit!r}."
+        )
     return low, high
 
 
@@ -237,8 +239,8 @@ class UnsampledTerm(ConstraintTerm):
         super().__init__(for_model(model, number, measure=measure, **once), **limits)
         if any(isinstance(limit, (Equal, tuple)) for limit in self.limits.written()):
             raise ValueError(
-                f"`{call}` takes limits on one side: write (low, high) and `Equal` as two limits "
-                "of one value, or use the default method."
+                f"`{call}` takes limits on one side: write (low, high) and `Equal` as two limits, "
+                "`AtLeast(low)` and high, of one value, or use the default method."
             )
 
     def signed(self, multipliers: Tensor) -> Tensor:
