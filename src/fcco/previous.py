@@ -325,7 +325,7 @@ def parameters_at(
     """
     sharded = any_sharded(points)
     if sharded and model is None:
-        raise TypeError("A sharded model (FSDP2) must be known: give its optimizer to an objective.")
+        raise TypeError("To move shards (FSDP2), first give the optimizer to an objective.")
     kept = {parameter: parameter.detach().clone() for parameter in points}
 
     def put(values: Mapping[Tensor, Tensor]) -> None:
