@@ -275,7 +275,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "rows": (MEMBER[:7], r"shape \(7,\)"),
     "float": (MEMBER[:8].astype(float), "must be boolean"),
     "numbers": (MEMBER[:8].astype(int), "must be boolean"),
-    "0 and 1 as lists": (MEMBER[:8].astype(int).tolist(), "of sample 2 twice"),
+    "0 and 1 as lists": (MEMBER[:8].astype(int).tolist(), "of sample 0 twice"),
     "an id too large": ([[0, 5]] + [[]] * 7, r"\[0, 4\]"),
     "a negative id": ([[0, -1]] + [[]] * 7, "ids from 0"),
     "a fraction": ([[0.5]] + [[]] * 7, "integer ids"),
