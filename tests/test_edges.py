@@ -224,12 +224,16 @@ def test_the_report_of_dual_variables_shows_them_at_any_values():
     assert report.violation == pytest.approx(-1.3)
 
 
+def latest() -> fcco.tracker.InnerTracker:
+    return fcco.tracker.InnerTracker(1, gamma=1.0, correction=0.0, read="new", dtype=F64)
+
+
 def test_the_violation_of_a_dual_term_is_that_of_all_batches_of_the_step():
     model = Point(1.0)
     objective = fcco.Compositional(
         model,
         sgd(model),
-        DualTerm(fcco.outer.Hinge(), 1, dual_step=1.0, tolerance=0.25, table={"dtype": F64}),
+        DualTerm(fcco.outer.Hinge(), latest(), dual_step=1.0, tolerance=0.25),
     )
     for shift in (0.0, 2.0):
         objective(lambda shift=shift: model.w + shift).backward()
@@ -240,7 +244,7 @@ def test_the_violation_of_a_dual_term_is_that_of_all_batches_of_the_step():
 def test_the_violation_of_a_dual_term_survives_a_nan_that_is_refused_late(monkeypatch):
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)  # as on a GPU
     model = Point(1.0)
-    term = DualTerm(fcco.outer.Hinge(), 1, dual_step=1.0, table={"dtype": F64})
+    term = DualTerm(fcco.outer.Hinge(), latest(), dual_step=1.0)
     objective = fcco.Compositional(model, sgd(model), term)
     objective(lambda: model.w)
     objective.close()

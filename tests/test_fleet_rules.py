@@ -19,6 +19,7 @@ from torch import nn
 import fcco
 from fcco import xrisk
 from fcco.fleet import Fleet, Member, Unsupported, group_members
+from fcco.methods.settings import Problem
 from fcco.rules.cvar import threshold
 
 TRACED = ("adam", "sonex-adam", "ssg")
@@ -137,7 +138,7 @@ def test_terms_without_a_rule_are_refused():
     model = network(0)
     optimizer = sgd(model, 0.1)
     refused("one term, but Linear", optimizer, nn.Linear(1, 1))
-    dual = fcco.terms.DualTerm(fcco.outer.Hinge(), 4, dual_step=1.0)
+    dual = fcco.methods.Alexr(dual_step=1.0, penalty=1.0).term(Problem(model, 4))
     refused("DualTerm", optimizer, fcco.Compositional(model, optimizer, dual))
     hinge: dict[str, Any] = {"outer": fcco.outer.Hinge(), "num_inner": 4}
     skip = fcco.methods.sonx(model, optimizer, **hinge, on_nonfinite="skip")
@@ -219,7 +220,7 @@ def test_values_that_a_lagrangian_cannot_use_are_refused():
 def test_values_of_another_shape_are_refused():
     """One value would be taken for all four blocks otherwise."""
     case = dataclasses.replace(CASES["sonex-momentum"], inner=lambda m, b: every(m, b)[1][:1])
-    with pytest.raises(ValueError, match=r"shape \(4,\).* have shape \(1,\)"):
+    with pytest.raises(ValueError, match=r"shape \(4,\).*: \(1,\)"):
         case.step_fleet(case.fleet("eager"), 0)
 
 

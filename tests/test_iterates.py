@@ -21,7 +21,7 @@ def test_the_average_is_the_mean_of_w_0_to_w_T_minus_1():
     w, path = parameter(), []
     optimizer = torch.optim.Adam([w], lr=0.3)
     output = fcco.optim.OutputIterate(optimizer, "average")
-    with pytest.raises(RuntimeError, match="at least one optimizer step"), output.applied():
+    with pytest.raises(RuntimeError, match="needs a step"), output.applied():
         pass
     for _ in range(50):
         path.append(w.detach().numpy().copy())

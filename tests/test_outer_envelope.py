@@ -131,10 +131,6 @@ def test_a_width_wherever_a_smoothing_is_taken():
     recursive = fcco.constrained(model, sgd(), 3, "recursive-hinge", **settings).term
     for term in (double_loop, recursive):
         assert term.smoothing == pytest.approx(0.02)
-    # A schedule of widths; 0 is f itself.
-    annealed = fcco.Width(fcco.Annealed(1.0, 0.01, steps=10))
-    term = fcco.methods.sonex(model, sgd(), fcco.outer.Hinge(5.0), 3, smoothing=annealed).term
-    assert term.smoothing == pytest.approx(0.2) and term.smoothing_schedule(10) == 0.01 / 5
     nothing = fcco.Width(0.0)
     term = fcco.methods.sonex(model, sgd(), fcco.outer.Hinge(5.0), 3, smoothing=nothing).term
     assert term.smoothed is term.outer

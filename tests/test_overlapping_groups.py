@@ -275,12 +275,12 @@ BAD: dict[str, tuple[Any, str]] = {
     "rows": (MEMBER[:7], r"shape \(7,\)"),
     "float": (MEMBER[:8].astype(float), "must be boolean"),
     "numbers": (MEMBER[:8].astype(int), "must be boolean"),
-    "0 and 1 as lists": (MEMBER[:8].astype(int).tolist(), "more than once"),
+    "0 and 1 as lists": (MEMBER[:8].astype(int).tolist(), "of sample 0 twice"),
     "an id too large": ([[0, 5]] + [[]] * 7, r"\[0, 4\]"),
     "a negative id": ([[0, -1]] + [[]] * 7, "ids from 0"),
     "a fraction": ([[0.5]] + [[]] * 7, "integer ids"),
-    "ids and lists": ([[0], 1, [2], [], [], [], [], []], "mixture"),
-    "booleans of unequal length": ([[True], [True, False]] * 4, "equally many booleans"),
+    "ids and lists": ([[0], 1, [2], [], [], [], [], []], "one list of ids"),
+    "booleans of unequal length": ([[True], [True, False]] * 4, "must hold integer ids"),
 }
 
 
@@ -331,7 +331,7 @@ def test_a_fleet_refuses_a_matrix():
 
     fleet = fcco.fleet.Fleet([build(0.1), build(0.2)], lambda model, x: model(x).squeeze(1))
     x = torch.zeros(2, 8, DIM, dtype=DOUBLE)
-    with pytest.raises(ValueError, match="block of each entry, integers"):
+    with pytest.raises(ValueError, match="block of each entry"):
         fleet.step(x, index=torch.ones(2, 8, GROUPS, dtype=torch.bool))
 
 
@@ -466,7 +466,7 @@ def test_a_loader_of_memberships_resumes_and_is_cut_over_ranks():
 WRONG: dict[str, tuple[Any, str]] = {
     "one group each": (np.zeros(7, dtype=int), "use `GroupBatchSampler"),
     "numbers": (SMALL.astype(int), "boolean matrix"),
-    "rows": (SMALL[:6], "each of the 7 samples"),
+    "rows": (SMALL[:6], "must have 7 rows"),
     "an empty column": (np.pad(SMALL, ((0, 0), (0, 1))), "group 3 has no samples"),
     "an unused id": ([[0], [2]] + [[]] * 5, "group 1 has no samples"),
     "no group at all": ([[]] * 7, "no samples"),

@@ -369,17 +369,17 @@ def test_a_checkpoint_of_another_model_is_refused():
     saved = loaded(previous.state_dict())
     wider = nn.Linear(4, 7).double()
     other = fcco.previous.PreviousParameters(wider, torch.optim.SGD(wider.parameters(), lr=0.1))
-    with pytest.raises(RuntimeError, match=r"parameter 0 has shape \(5, 4\) .* \(7, 4\)"):
+    with pytest.raises(RuntimeError, match=r"no parameter 0 of shape \(5, 4\)"):
         other.load_state_dict(saved)
     fewer = nn.Linear(4, 5).double()
     other = fcco.previous.PreviousParameters(fewer, torch.optim.SGD(fewer.parameters(), lr=0.1))
-    with pytest.raises(RuntimeError, match="parameter 2 but the optimizer only 2"):
+    with pytest.raises(RuntimeError, match="no parameter 2 of shape"):
         other.load_state_dict(saved)
 
 
 def test_only_optimizers_are_accepted_and_hooks_can_be_removed():
     model = network()
-    with pytest.raises(TypeError, match=r"torch.optim.Optimizer but is: Linear"):
+    with pytest.raises(TypeError, match=r"a torch.optim.Optimizer: Linear"):
         fcco.previous.PreviousParameters(model, nn.Linear(1, 1))  # type: ignore[arg-type]
     previous, before, optimizer = moved(model)
     previous.detach_hooks()

@@ -143,7 +143,7 @@ def test_bad_settings_are_refused(settings, message):
 
 
 def test_a_bad_outer_optimizer_or_schedule_of_rounds_is_refused():
-    with pytest.raises(TypeError, match=r"must be a torch.optim.Optimizer but is: list"):
+    with pytest.raises(TypeError, match=r"a torch.optim.Optimizer: list"):
         fcco.optim.ProximalPoint([parameter()], nu=1.0, eta=1.0, inner_steps=1)  # type: ignore[arg-type]
     w = parameter()
     outer = torch.optim.SGD([w], lr=0.1)

@@ -298,7 +298,7 @@ def test_schedulers_may_drive_the_wrapper_or_the_optimizer_inside():
 def test_one_optimizer_that_keeps_state_is_refused(make):
     model = Point(START)
     optimizer = make(list(model.parameters()))
-    with pytest.raises(ValueError, match=f"{type(optimizer).__name__} keeps momentum"):
+    with pytest.raises(ValueError, match=f"is needed: what {type(optimizer).__name__} keeps"):
         ssg(model, optimizer, 3, threshold=0.0)
     model.w.grad = torch.ones_like(model.w)
     optimizer.step()  # and is not held by what was refused

@@ -15,11 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "at_least", "below", "finite", "in_interval", "integer", "meant", "number", "one_of",
-    "positive", "requires",
-]  # fmt: skip
-
 
 def number(call: str, name: str, value: Any) -> bool:
     """Raise unless `value` is a number or a tensor; return whether it may be compared."""
@@ -31,9 +26,8 @@ def number(call: str, name: str, value: Any) -> bool:
         return False
     if isinstance(value, numbers.Real) and not isinstance(value, bool):  # of NumPy
         return True
-    raise TypeError(
-        f"`{call}({name}=...)` must be a number but is: {value!r} ({type(value).__name__})."
-    )
+    kind = type(value).__name__
+    raise TypeError(f"`{call}({name}=...)` must be a number but is: {value!r} ({kind}).")
 
 
 def positive(call: str, name: str, value: Any) -> None:

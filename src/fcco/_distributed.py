@@ -11,11 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "DISTRIBUTED", "Group", "RanksOutOfStep", "find_group", "gather_rows", "patience", "row_counts",
-    "sum_over_ranks",
-]  # fmt: skip
-
 DISTRIBUTED = torch.distributed.is_available()
 """Whether this build of torch can communicate at all."""
 
@@ -86,8 +81,8 @@ class RanksOutOfStep(RuntimeError):
     def __init__(self, calls: list[int]) -> None:
         self.latest = max(calls)
         super().__init__(
-            f"The ranks are in different calls of the objective ({calls}). Nothing was updated. "
-            "Every rank must take part in every call; one without samples passes an empty batch."
+            f"The ranks are in different calls of the objective ({calls}); nothing was updated. "
+            "One without samples passes an empty batch."
         )
 
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from .previous import any_sharded
 
-__all__ = ["TEMPORARY", "DamagedFile", "atomic", "read_values", "state_checksum", "write_values"]
-
 TEMPORARY = re.compile(r"\..+\.\d+\.fcco-tmp")
 """Names of the files that `atomic` writes to; a process that is killed leaves them behind."""
 
@@ -68,10 +66,7 @@ def read_values(path: Path, key: str) -> Any:
 
 
 def state_checksum(module: nn.Module) -> str:
-    """The sha256 of a module's state dict; for a sharded one (FSDP2) all ranks must call it.
-
-    It is the same inside DDP or `torch.compile`, which put a prefix before every name.
-    """
+    """The sha256 of a state dict, the same inside DDP or `torch.compile`; FSDP2: on all ranks."""
     ddp = isinstance(module, nn.parallel.DistributedDataParallel)
     inside = module.module if ddp else getattr(module, "_orig_mod", None)
     return _checksum(module.state_dict()) if inside is None else state_checksum(inside)

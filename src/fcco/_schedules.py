@@ -8,8 +8,6 @@ from typing import Literal
 
 from . import _checks
 
-__all__ = ["Annealed", "Schedule", "Smoothing", "Width", "at_step"]
-
 Schedule = float | Callable[[int], float]
 """A number, or a function of the step that gives it."""
 
@@ -17,17 +15,6 @@ Schedule = float | Callable[[int], float]
 def at_step(schedule: Schedule, step: int) -> float:
     """The number of one step."""
     return schedule(step) if callable(schedule) else schedule
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """A schedule times a factor; a function could not be pickled."""
-
-    schedule: Callable[[int], float]
-    factor: float
-
-    def __call__(self, step: int) -> float:
-        return self.schedule(step) * self.factor
 
 
 @dataclass(frozen=True)
@@ -42,17 +29,16 @@ class Width:
     when rho or r changes. Give it wherever a `smoothing` is asked for.
 
     Args:
-        width: a number, 0 for f itself, or a function of the step.
+        width: a number, 0 for f itself.
     """
 
-    width: Schedule
+    width: float
 
     def __post_init__(self) -> None:
-        if not callable(self.width):
-            _checks.at_least("Width", "width", self.width, 0.0)
+        _checks.at_least("Width", "width", self.width, 0.0)
 
-    def smoothing(self, jump: float) -> Schedule:
-        return _Scaled(self.width, 1 / jump) if callable(self.width) else self.width / jump
+    def smoothing(self, jump: float) -> float:
+        return self.width / jump
 
 
 Smoothing = Schedule | Width | Literal["auto"]

@@ -11,14 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["CheckedState", "KeepsPrecision", "Uninterrupted", "pack", "unpack"]
-
 
 def pack(state: Any) -> Tensor:
-    """Anything that `torch.load` takes without pickled code, as a tensor of bytes.
-
-    Files of tensors (safetensors) can then hold it.
-    """
+    """A state as a tensor of bytes: safetensors can hold it, `torch.load` needs no pickled code."""
     stream = io.BytesIO()
     torch.save(state, stream)
     return torch.frombuffer(bytearray(stream.getbuffer()), dtype=torch.uint8)

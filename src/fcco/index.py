@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Memberships", "check_range", "read_index", "read_names"]
-
 
 class Memberships(NamedTuple):
     """Pairs of a sample and one of its groups, for samples in several groups or in none."""
@@ -83,8 +81,8 @@ def read_names(place: str, values: Iterable[Any]) -> tuple[Memberships, list[Any
 def _of_matrix(place: str, table: Tensor, number: int | None) -> Memberships:
     if number is not None and table.shape[1] != number:
         raise ValueError(
-            f"{place} as a boolean matrix must have a row per sample and a column for each of the "
-            f"{number} blocks but has shape {tuple(table.shape)}."
+            f"{place} as a boolean matrix must have a column for each of the {number} blocks but "
+            f"has shape {tuple(table.shape)}."
         )
     sample, group = table.to_dense().nonzero(as_tuple=True)
     return Memberships(sample, group, *table.shape)
@@ -95,35 +93,24 @@ def _of_lists(place: str, rows: Any, number: int | None) -> Memberships:
         lengths = [len(row) for row in rows]
         group = torch.as_tensor([each for row in rows for each in row])
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"{place} must hold an integer id of each sample, or a list of integer ids of each, "
-            f"not a mixture ({error})."
-        ) from None
+        raise TypeError(f"{place} must hold one id, or one list of ids, of each: {error}") from None
     if group.dtype == torch.bool and len(set(lengths)) == 1:
         return _of_matrix(place, group.reshape(len(lengths), -1), number)
     group = group.long() if group.numel() == 0 else group  # an empty list has no dtype
     if group.dim() != 1 or group.dtype == torch.bool or group.is_floating_point():
-        raise ValueError(
-            f"{place} as lists must hold the integer ids of each sample, or equally many booleans "
-            f"for each, but holds {group.dtype}."
-        )
+        raise ValueError(f"{place} as lists must hold integer ids but holds {group.dtype}.")
     sample = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     lowest, groups = (int(group.min()), int(group.max()) + 1) if len(group) else (0, 0)
     check_range(place, lowest, groups)
     pairs, times = torch.unique(sample * groups + group, return_counts=True)
     if len(pairs) < len(group):
         row, twice = divmod(int(pairs[times > 1][0]), groups)
-        raise ValueError(
-            f"{place} as lists must name each group of a sample once, but sample {row} has group "
-            f"{twice} more than once. (A matrix of 0 and 1 must be boolean.)"
-        )
+        hint = "(A matrix of 0 and 1 must be boolean.)"
+        raise ValueError(f"{place} as lists has group {twice} of sample {row} twice. {hint}")
     # Of all matrices of 0 and 1, those with two columns, one of them true, have no id twice.
     columns = number in (None, 2) and set(lengths) == {groups} == {2}
     if columns and not bool((group[::2] == 0).all()):
-        raise ValueError(
-            f"{place} as lists puts every sample into both groups, or is a matrix of 0 and 1: make "
-            "that boolean (and lists of ids, sorted)."
-        )
+        raise ValueError(f"{place} as lists is a matrix of 0 and 1, it seems: make it boolean.")
     return Memberships(sample, group, len(lengths), groups)
 
 

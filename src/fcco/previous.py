@@ -20,7 +20,7 @@ from ._state import CheckedState, KeepsPrecision, Uninterrupted, pack, unpack
 
 __all__ = [
     "Optimizers", "ParameterSwap", "PreviousParameters", "after_closure", "any_sharded",
-    "parameters_at", "parameters_of", "reshard", "unwrap", "versions_kept",
+    "parameters_at", "parameters_of", "reshard", "unwrap",
 ]  # fmt: skip
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -33,10 +33,8 @@ def unwrap(optimizer: Any) -> torch.optim.Optimizer:
     if isinstance(inner, torch.optim.Optimizer):
         return unwrap(inner)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"`optimizer` must be a torch.optim.Optimizer but is: {type(optimizer).__name__}. The "
-            "model comes first, then the optimizer."
-        )
+        kind = type(optimizer).__name__
+        raise TypeError(f"The model comes first, then a torch.optim.Optimizer: {kind}.")
     return optimizer
 
 
@@ -66,8 +64,8 @@ class PreviousParameters(CheckedState):
         self.optimizers, self.offload = tuple(unwrap(each) for each in several), offload
         if any(hasattr(p, "_fsdp_flattened") for p in self._parameters_in_order()):
             raise TypeError(
-                "The values of a model wrapped by FullyShardedDataParallel (FSDP 1) cannot be "
-                "exchanged. Use `fully_shard` (FSDP2), or a tracker without correction."
+                "FullyShardedDataParallel (FSDP 1) has no values at w_{t-1}. Use `fully_shard` "
+                "(FSDP2), or a tracker without correction."
             )
         # A tuple hides the model from the module registry: it has its own state_dict.
         self._model = (model,)
@@ -123,18 +121,13 @@ class PreviousParameters(CheckedState):
         """Parameters, what this process holds of each, and what was loaded for it."""
         found, parameters = [], self._parameters_in_order()
         for key, tensor in loaded.items():
-            if int(key) >= len(parameters):
+            parameter = parameters[int(key)] if int(key) < len(parameters) else None
+            if parameter is None or tensor.shape != local_part(parameter).shape:
                 raise ValueError(
-                    f"the checkpoint has parameter {key} but the optimizer only "
-                    f"{len(parameters)}: another model."
+                    f"the optimizer has no parameter {key} of shape {tuple(tensor.shape)}: another "
+                    "model or sharding."
                 )
-            local = local_part(parameters[int(key)])
-            if tensor.shape != local.shape:
-                raise ValueError(
-                    f"parameter {key} has shape {tuple(tensor.shape)} in the checkpoint but "
-                    f"{tuple(local.shape)} in the optimizer: another model or sharding."
-                )
-            found.append((parameters[int(key)], local, tensor))
+            found.append((parameter, local_part(parameter), tensor))
         return found
 
     def snapshot(self) -> None:
@@ -323,20 +316,6 @@ def _refill(buffers: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
 
 
 @contextmanager
-def versions_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Restore the version counters of tensors on exit; their values must be restored too.
-
-    An open graph then stays valid, and an open tracking step open, which an objective would end at
-    parameters that changed. Inside, the counters do differ, so that a backward pass of a graph from
-    outside is still refused.
-    """
-    with ExitStack() as stack:
-        for parameter in parameters:
-            stack.enter_context(torch.autograd._unsafe_preserve_version_counter(parameter))
-        yield
-
-
-@contextmanager
 def parameters_at(
     points: Mapping[Tensor, Tensor], model: nn.Module | None = None
 ) -> Iterator[None]:
@@ -346,10 +325,7 @@ def parameters_at(
     """
     sharded = any_sharded(points)
     if sharded and model is None:
-        raise TypeError(
-            "Parameters of a sharded model (FSDP2) cannot be moved unless the model is known, "
-            "whose gathered weights must be freed: give the optimizer to an objective."
-        )
+        raise TypeError("To move shards (FSDP2), first give the optimizer to an objective.")
     kept = {parameter: parameter.detach().clone() for parameter in points}
 
     def put(values: Mapping[Tensor, Tensor]) -> None:
@@ -359,7 +335,11 @@ def parameters_at(
         if sharded and model is not None:
             reshard(model)
 
-    with versions_kept(points):
+    with ExitStack() as stack:
+        # With its version counters an open graph stays valid, and an open tracking step open. They
+        # differ inside, so that a backward pass of a graph from outside is refused there.
+        for parameter in points:
+            stack.enter_context(torch.autograd._unsafe_preserve_version_counter(parameter))
         try:
             put(points)
             yield
@@ -450,8 +430,6 @@ def empty_copy(tensor: Tensor, *, host: bool) -> Tensor:
 
 def fits(copy: Tensor, tensor: Tensor, *, host: bool) -> bool:
     """Whether `empty_copy` would make such a tensor."""
-    if copy.dtype != tensor.dtype or copy.shape != tensor.shape:
-        return False
-    if not host:
-        return copy.device == tensor.device
-    return copy.device.type == "cpu" and (tensor.device.type != "cuda" or copy.is_pinned())
+    same = copy.dtype == tensor.dtype and copy.shape == tensor.shape
+    pinned = tensor.device.type != "cuda" or copy.is_pinned()
+    return same and (copy.is_cpu and pinned if host else copy.device == tensor.device)

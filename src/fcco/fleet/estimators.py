@@ -30,15 +30,6 @@ from ..terms.limits import Limits, excess, side
 from ..tracker import InnerTracker
 from .run import Estimate, Forward, Run, State, Unsupported, block_means, choose
 
-__all__ = [
-    "Numbers",
-    "Parts",
-    "PlainLoss",
-    "put_numbers",
-    "read_term",
-    "take_numbers",
-]
-
 STATISTICS = (*Statistics._fields, "pooled")
 """What is known of the error of u, by its names in the state."""
 TABLES = ("u", "seen", *STATISTICS)
@@ -56,18 +47,10 @@ _ANY = torch.zeros(())
 def take_numbers(value: Any, path: str) -> tuple[Any, Numbers]:
     """A rule or an outer function without its numbers, and these by their path.
 
-    Example:
-        >>> import torch, fcco
-        >>> hinge, numbers = take_numbers(fcco.outer.Hinge(2.0), "outer.")
-        >>> numbers, hinge == take_numbers(fcco.outer.Hinge(5.0), "outer.")[0]
-        ({'outer.scale': 2.0}, True)
-        >>> put_numbers(hinge, "outer.", {"outer.scale": torch.tensor(3.0)})
-        Hinge(scale=tensor(3.))
+    `Hinge(2.0)` and `Hinge(5.0)` become equal, and their numbers {"outer.scale": 2.0} and 5.0.
     """
     if not dataclasses.is_dataclass(value):
-        raise Unsupported(
-            f"{value!r} is no dataclass: a fleet cannot tell which of its numbers may differ."
-        )
+        raise Unsupported(f"{value!r} is no dataclass: a fleet cannot tell its numbers apart.")
     numbers: Numbers = {}
     for field in dataclasses.fields(value):
         part = getattr(value, field.name)
@@ -141,10 +124,10 @@ class Tracking:
         state, u = run.state, run.state["u"]
         previous = run.evaluate(run.previous, run.data.batch, u)[1] if self.needs_previous else None
         forward = run.forward(u)
-        blocks, checked, came, number = forward.blocks, (previous,), None, u.shape[0]
+        blocks, checked, came, mask, number = forward.blocks, (previous,), None, None, u.shape[0]
         if not blocks.whole:
             came = blocks.counts > 0
-            number = came.to(u).sum()
+            mask, number = per_row(came, u), came.to(u).sum()
             if not self.sampled:  # alone, a batch without some of the blocks is refused
                 checked = (previous, 1 / blocks.counts)
         fresh = block_means(forward.values, blocks)
@@ -154,7 +137,6 @@ class Tracking:
             *statistics, pooled = (state[name] for name in STATISTICS)
             rows = rows._replace(statistics=Statistics(*statistics), pooled=Pooled(*pooled))
         rule = put_numbers(self.rule, "", run.numbers)
-        mask = None if came is None else per_row(came, u)
         visit = rule.step(rows, fresh, past, blocks=number, came=mask)
         seen = torch.ones_like(rows.seen) if mask is None else rows.seen | mask
         changed = {"u": visit.after, "seen": seen}
@@ -364,7 +346,7 @@ class Lagrangian:
         y, numbers, begins = run.state["multiplier"], run.numbers, run.data.begins
         limits, weights, point = _limits_of(run), run.state["weights"], run.previous
         forward, move = run.forward(y, measured=False), weights - point
-        values, change = run.along(point, move, run.data.batch, y)
+        values, change = run.along(point, move, y)
         anchor = choose(begins, weights, run.state["anchor"])
         proximal = numbers["coefficient"] * proximal_value(point - anchor, move)
         change = change * side(values, *limits)

@@ -16,8 +16,6 @@ from .member import Member, read_members, stack_weights
 from .program import MODES, Program
 from .run import MODEL, Data, Flag, ModelFunction, Run, State
 
-__all__ = ["Fleet"]
-
 
 class Fleet:
     r"""R runs of one method, each with its own hyperparameters, weights and data, as one program.
@@ -33,15 +31,12 @@ class Fleet:
             inner values, or both. It is called with tensors of one run.
         streams: which row of a batch each run reads; run r reads row r unless given. Runs with the
             same data order then share rows.
-        device: where to train.
-        mode: `"auto"`, `"eager"`, `"traced"`, and on a GPU `"graph"` or `"compiled"`, see
-            `fcco.fleet.program.Program`.
+        mode: `"auto"`, `"eager"`, `"traced"`; on a GPU also `"graph"`, `"compiled"`, see `Program`.
 
     Attributes:
         state: all that a step changes, by name, one row per run.
         hyperparameters: by name, in double precision, one row per run.
         died: the step at which each run was frozen, or -1.
-        steps: steps made.
     """
 
     def __init__(
@@ -66,18 +61,14 @@ class Fleet:
         given = range(self.runs) if streams is None else streams
         self.streams = torch.as_tensor(given, device=self.device)
         if self.streams.shape != (self.runs,) or bool((self.streams < 0).any()):
-            raise ValueError(
-                f"`Fleet(streams=...)` must be {self.runs} row numbers, one per run, but has "
-                f"shape {tuple(self.streams.shape)}."
-            )
+            raise ValueError(f"`Fleet(streams=...)` must be {self.runs} row numbers, one per run.")
         self._rows_needed = int(self.streams.max()) + 1
         self._given = [p.numbers for p in parts]
-        self._scheduled = [
-            n for n in self._given[0] if any(callable(run[n]) for run in self._given)
-        ]
+        names = self._given[0]
+        self._scheduled = [n for n in names if any(callable(run[n]) for run in self._given)]
         self.hyperparameters: State = {}
         self._kinds: dict[str, bool] = {}
-        for name in self._given[0]:
+        for name in names:
             self._set(name, self._at_step(name))
         lengths: Any = [p.round_length for p in parts]  # numbers in all of them, or in none
         self._round_lengths = torch.tensor(lengths) if signature.rounds else None
@@ -101,10 +92,9 @@ class Fleet:
         return self.died < 0
 
     def set_hyperparameters(self, **values: float | Sequence[float] | Tensor) -> None:
-        """Change hyperparameters from the next step on, such as `lr`: one number, or one per run.
+        """Change some of `hyperparameters` from the next step on: one number, or one per run.
 
-        Args:
-            values: by the names in `hyperparameters`; all are set or, when one cannot be, none.
+        All are set or, when one cannot be, none.
         """
         checked = {}
         for name, value in values.items():
@@ -141,14 +131,13 @@ class Fleet:
 
         Args:
             batch: a tensor or any nesting of tensors; rows as `streams` says.
-            gradient_batch: an independent batch of the same blocks that carries the gradient
-                (Alg. 2, line 5).
+            gradient_batch: an independent batch of the same blocks that carries the gradient.
             index: block of each entry of a batch, for sampled blocks; rows like `batch`.
         """
         if index is not None and index.dtype == torch.bool:
             raise ValueError(
-                "`Fleet.step(index=...)` is the block of each entry, integers. For a sample in "
-                "several blocks give one value per membership, `values[sample]`."
+                "`Fleet.step(index=...)` is the block of each entry; for a sample in several "
+                "blocks give one value per membership, `values[sample]`."
             )
         for name in self._scheduled:
             self._set(name, self._at_step(name))
@@ -176,10 +165,10 @@ class Fleet:
         """A batch with rows for all runs or streams: on a GPU others would end the process."""
         rows = len(value) if value.dim() else 0
         if rows < self._rows_needed or (rows > self.runs and not self._shared):
+            whose = "of its streams" if self._shared else "run (or give it `streams`)"
             raise ValueError(
-                f"A batch of this fleet must have {self._rows_needed} rows, one for each "
-                f"{'of its streams' if self._shared else 'run (or give it `streams`)'}, but has "
-                f"shape {tuple(value.shape)}."
+                f"A batch of this fleet must have {self._rows_needed} rows, one for each {whose}, "
+                f"but has shape {tuple(value.shape)}."
             )
         return value.to(self.device)
 
@@ -214,10 +203,7 @@ class Fleet:
         """Go on where `state_dict` was taken, bitwise; for a fleet of the same members."""
         parts = (state["state"], state["hyperparameters"])
         if _shapes(*parts) != _shapes(self.state, self.hyperparameters):
-            raise ValueError(
-                "`Fleet.load_state_dict`: the checkpoint is that of another fleet: of another "
-                "method or model, or of another number of runs."
-            )
+            raise ValueError("`Fleet.load_state_dict`: another method, model or number of runs.")
         self.state = {k: value.to(self.device, copy=True) for k, value in state["state"].items()}
         for name, rows in state["hyperparameters"].items():
             self._set(name, rows)

@@ -20,8 +20,6 @@ from .estimators import Numbers, PlainLoss, read_term
 from .run import State, Unsupported
 from .updates import read_optimizer
 
-__all__ = ["Member", "Signature", "group_members", "read_members", "signature_of", "stack_weights"]
-
 
 @dataclass(frozen=True)
 class Member:
@@ -29,16 +27,11 @@ class Member:
 
     The objects are read once and never changed. Runs that differ in their first weights alone may
     share an optimizer and an objective; the weights are those of `model`.
-
-    Args:
-        model: with the first weights and buffers.
-        optimizer: what you would step: your own optimizer or `objective.optimizer`.
-        objective: what makes the loss; None where it is a plain average.
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
-    objective: Any = None
+    optimizer: torch.optim.Optimizer  # yours, or `objective.optimizer`
+    objective: Any = None  # None where the loss is a plain average
 
 
 @dataclass(frozen=True)
@@ -63,11 +56,7 @@ class MemberParts(NamedTuple):
 
 
 def signature_of(member: Member) -> Signature:
-    """The method of a member; members with the same one can be in one fleet.
-
-    Raises:
-        Unsupported: with the reason, when no fleet can hold it.
-    """
+    """The method of a member; members with the same one can be in one fleet."""
     return _read(member.optimizer, member.objective).signature
 
 
@@ -85,8 +74,8 @@ def read_members(members: Sequence[Member]) -> list[MemberParts]:
     for run, (signature, *_) in enumerate(parts):
         if signature != parts[0].signature:
             raise Unsupported(
-                f"A fleet holds runs of one method (`fcco.fleet.group_members` sorts them), but "
-                f"run {run} and run 0 are:\n{signature}\n{parts[0].signature}"
+                f"A fleet holds runs of one method (`group_members` sorts them), but run {run} and "
+                f"run 0 are:\n{signature}\n{parts[0].signature}"
             )
     return parts
 
@@ -129,12 +118,10 @@ def _read(given: Any, objective: Any) -> MemberParts:
 def _check_hooks(optimizer: torch.optim.Optimizer, own: Sequence[Any]) -> None:
     """Refuse what acts at each step and would be left out: schedulers, projections, averages.
 
-    The hooks of a member's `own` objective and optimizer are part of the method: they end a
-    tracking step, copy w_{t-1} and guard wrapped optimizers.
+    The hooks of a member's `own` objective and optimizer are part of the method.
     """
     if any("initial_lr" in group for group in optimizer.param_groups):
-        text = "A fleet does not see a learning rate scheduler; use"
-        raise Unsupported(f"{text} `Fleet.set_hyperparameters(lr=...)`.")
+        raise Unsupported("Instead of a scheduler use `Fleet.set_hyperparameters(lr=...)`.")
     hooks: list[Any] = []
     wrapped = optimizer.wrapped if isinstance(optimizer, MethodOptimizer) else ()
     for each in (optimizer, *wrapped):  # torch has no public list of the hooks
@@ -148,11 +135,7 @@ def _check_hooks(optimizer: torch.optim.Optimizer, own: Sequence[Any]) -> None:
 
 
 def stack_weights(members: Sequence[Member], device: Any = None) -> tuple[State, State, State]:
-    """The trained weights, the buffers and other parameters of all runs by name, (R, ...).
-
-    Raises:
-        Unsupported: when models differ in more than their weights.
-    """
+    """The trained weights, the buffers and other parameters of all runs by name, (R, ...)."""
     built, tensors = functools.cache(_built), functools.cache(_tensors)
     # Of runs that share an optimizer, the first has the parameters that it moves.
     of_optimizer = {id(member.optimizer): member for member in reversed(members)}
@@ -182,10 +165,7 @@ def _trained(member: Member) -> tuple[str, ...]:
     if {id(p) for p in model.values()} & ids:  # an optimizer of this very model
         moving = {name: p for name, p in moving.items() if id(p) in ids}
     elif [p.shape for p in stepped if p.requires_grad] != [p.shape for p in moving.values()]:
-        raise Unsupported(
-            "`Member(optimizer=...)` holds parameters of another model than `model`, of other "
-            f"shapes: {[tuple(p.shape) for p in stepped]}."
-        )
+        raise Unsupported("`Member(optimizer=...)` holds parameters of another model than `model`.")
     if not moving:
         raise Unsupported("`Member(optimizer=...)` moves no parameter of `model`.")
     return tuple(moving)

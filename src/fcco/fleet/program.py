@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_on
 from .member import Signature
 from .run import Run, State, Unsupported, finite
 
-__all__ = ["MODES", "Program", "step_one_run"]
-
 MODES = ("auto", "eager", "traced", "graph", "compiled")
 Result = tuple[State, Tensor, Tensor]
 """The state after a step, whether all was finite, and the loss."""
@@ -42,13 +40,9 @@ class Program:
     Tracing takes the cost of the transforms, some milliseconds, out of every step. There is one
     program for each shape of the data and each place in a round.
 
-    Args:
-        signature: the method.
-        mode: `"eager"` maps the step of one run as it is; `"traced"` runs the plain operations that
-            this consists of; `"graph"` replays them as a CUDA graph, which takes away the time to
-            launch them; `"compiled"` lets `torch.compile` fuse them first. `"auto"` is `"graph"`
-            on a GPU and `"traced"` elsewhere.
-        device: of the fleet.
+    `"eager"` maps the step of one run as it is; `"traced"` runs the plain operations that this
+    consists of; `"graph"` replays them as a CUDA graph, which takes away the time to launch them;
+    `"compiled"` lets `torch.compile` fuse them first. `"auto"`: see docs/recipes/fleets.md.
     """
 
     def __init__(self, signature: Signature, mode: str, device: torch.device) -> None:
@@ -74,10 +68,8 @@ class Program:
         except RuntimeError as error:  # what `vmap` says of it means something else for a fleet
             if "randomness" not in str(error):
                 raise
-            raise Unsupported(
-                "A fleet needs a model and a function without random numbers (such as dropout): a "
-                "run alone could not draw the same ones."
-            ) from error
+            text = "without random numbers (dropout): a run alone could not draw the same ones."
+            raise Unsupported(f"A fleet needs a model and a function {text}") from error
 
     def _built(self, runs: Run, died: Tensor) -> Callable[..., tuple[State, Tensor]]:
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, runs)

@@ -16,8 +16,6 @@ from torch.func import functional_call, vjp
 from ..inputs import mean_loss, parse, split
 from ..tracker.blocks import Batch, Blocks, Tracked, segment
 
-__all__ = ["Data", "Estimate", "Forward", "ModelFunction", "Run", "State", "Unsupported"]
-
 State = dict[str, Tensor]
 """What a step changes, by name; in a fleet every tensor has one row per run."""
 Outputs = tuple[Tensor, Tensor, Tensor, State]
@@ -82,22 +80,15 @@ class ModelFunction(nn.Module):
     """The user's function with the weights of a run as an argument: one vector.
 
     One vector makes an update of the weights a few large operations instead of many small ones.
-
-    Args:
-        model: the modules; its own weights are not used.
-        function: `function(model, batch)` returns what the closure of the objective would.
-        shapes: shapes of the trained parameters by name, in the order of the vector.
-        names: of the blocks, for values that are given by name.
-        needs_loss: the function must return g_0.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module,  # its own weights are not used
         function: Callable[..., Any],
-        shapes: Mapping[str, torch.Size],
-        names: tuple[str, ...] | None = None,
-        needs_loss: bool = False,
+        shapes: Mapping[str, torch.Size],  # of the trained parameters, in the order of the vector
+        names: tuple[str, ...] | None,  # of the blocks, for values that are given by name
+        needs_loss: bool,  # the function must return g_0
     ) -> None:
         super().__init__()
         self.model, self.shapes, self.names, self.needs_loss = model, shapes, names, needs_loss
@@ -115,9 +106,7 @@ class ModelFunction(nn.Module):
         if loss is None and isinstance(entries, Tensor) and entries.dim() == 0:
             loss, entries = entries, None
         if loss is None and self.needs_loss:
-            raise ValueError(
-                "This method needs the objective too: the function must return (loss, values)."
-            )
+            raise ValueError("The function of a fleet must return (loss, values) for this method.")
         loss = None if loss is None else mean_loss(loss)
         if entries is None:
             return loss, None, None
@@ -155,11 +144,7 @@ class Forward(NamedTuple):
     ) -> Estimate:
         r"""The estimate :math:`G_t = c \nabla g_0 + \sum_i \langle s_i, \nabla g_i\rangle`.
 
-        Args:
-            slope: s_i of all blocks; those of absent ones are not used.
-            changed: the new state of the estimator.
-            checked: values that must be finite.
-            loss_weight: c, 1 unless given.
+        s_i is the `slope` of a block (of absent ones it is not used), c the `loss_weight`.
         """
         weight = torch.ones_like(self.loss) if loss_weight is None else loss_weight.to(self.loss)
         blocks = self.blocks
@@ -184,22 +169,12 @@ class Run(NamedTuple):
         """w_{t-1}; at the start of a round it is w_t."""
         return choose(self.data.begins, self.state["weights"], self.state["previous"])
 
-    @property
-    def gradient_batch(self) -> Any:
-        """The batch that carries the gradient."""
-        data = self.data
-        return data.batch if data.gradient_batch is None else data.gradient_batch
-
     def evaluate(
         self, vector: Tensor, batch: Any, table: Tensor, written: State | None = None
     ) -> Outputs:
-        """A forward pass at some weights.
+        """A forward pass at some weights; entries become like the rows of the table.
 
-        Args:
-            vector: the weights.
-            batch: the data.
-            table: with a row for each block; entries are like its rows.
-            written: the buffers that an earlier pass of the step has left.
+        `written` are the buffers that an earlier pass of the step has left.
         """
         function, state = self.function, {**self.state, **(written or {})}
         # Copies: a pass writes into its buffers, and every pass of a step starts from the same.
@@ -223,24 +198,21 @@ class Run(NamedTuple):
         shape = ((table if index is None else index).shape[0], *table.shape[1:])
         if values.shape != shape:
             raise ValueError(
-                f"The values of a run must have shape {shape}, one row per block or per entry of "
-                f"`index`, but have shape {tuple(values.shape)}."
+                f"The values of a run must have shape {shape} (a row per block, or per entry of "
+                f"`index`): {tuple(values.shape)}."
             )
         return values.to(table.dtype)
 
     def forward(self, table: Tensor, measured: bool = True) -> Forward:
-        """The passes at w_t: one batch gives values and gradient, or one gives each.
-
-        Args:
-            table: see `evaluate`.
-            measured: the values are wanted too, not the gradient alone.
-        """
-        point, values, written = self.state["weights"], None, None
-        if measured and self.data.gradient_batch is not None:
-            _, values, _, written = self.evaluate(point, self.data.batch, table)
+        """The passes at w_t: one batch gives values (if `measured`) and gradient, or one each."""
+        point, values, written, batch = self.state["weights"], None, None, self.data.batch
+        if self.data.gradient_batch is not None:
+            if measured:
+                _, values, _, written = self.evaluate(point, batch, table)
+            batch = self.data.gradient_batch
 
         def outputs(vector: Tensor) -> tuple[tuple[Tensor, Tensor], Outputs]:
-            found = self.evaluate(vector, self.gradient_batch, table, written)
+            found = self.evaluate(vector, batch, table, written)
             return (found[0], found[2]), found
 
         _, pull_back, found = vjp(outputs, point, has_aux=True)  # type: ignore[misc]
@@ -248,13 +220,11 @@ class Run(NamedTuple):
         blocks = _all_blocks(self.data.index, table)
         return Forward(loss, own if values is None else values, carrier, blocks, buffers, pull_back)
 
-    def along(
-        self, point: Tensor, move: Tensor, batch: Any, table: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The means of the blocks of a batch at some weights, and their derivative along a move."""
+    def along(self, point: Tensor, move: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """The means of the blocks at some weights, and their derivative along a move."""
 
         def means(vector: Tensor) -> Tensor:
-            _, entries, carrier, _ = self.evaluate(vector, batch, table)
+            _, entries, carrier, _ = self.evaluate(vector, self.data.batch, table)
             if carrier is not entries:
                 raise Unsupported("A fleet has no derivative of `Measured` values along a step.")
             return block_means(entries, _all_blocks(self.data.index, table))

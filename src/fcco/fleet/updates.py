@@ -1,11 +1,7 @@
-r"""What steps the weights of a run: SGD, Adam, and the double loops of ALEXR2 and ICPPAC.
+"""What steps the weights of a run: SGD, Adam, and the double loops of ALEXR2 and ICPPAC.
 
 The rules of torch's optimizers are written out, because `torch.optim` takes one step size for all
-parameters, not one per run:
-
-.. math::
-    \text{SGD:}\quad v^+ = \mu v + (1-d)\,G,\quad w^+ = w - \eta v^+ \qquad
-    \text{Adam:}\quad w^+ = w - \eta\,\hat v/(\sqrt{\hat s} + \epsilon)
+parameters, not one per run.
 """
 
 from __future__ import annotations
@@ -23,8 +19,6 @@ from ..optim import ProximalPoint
 from ..rules.proximal import envelope_gradient, proximal_step, pull_strength, running_average
 from .estimators import Numbers
 from .run import Run, State, Unsupported, choose
-
-__all__ = ["read_optimizer"]
 
 Update = tuple[Any, Numbers, int | None]
 """What steps the weights, its numbers and, where steps come in rounds, the length of a round."""
@@ -95,11 +89,9 @@ class Adam:
         return {"weights": weights, "mean": mean, "square": square, "count": count}
 
 
-_TORCH: dict[type, type[SGD] | type[Adam]] = {
-    torch.optim.SGD: SGD,
-    torch.optim.Adam: Adam,
-    torch.optim.AdamW: Adam,
-}
+_TORCH: dict[type, Any] = {
+    torch.optim.SGD: SGD, torch.optim.Adam: Adam, torch.optim.AdamW: Adam
+}  # fmt: skip
 
 
 def _read_torch(optimizer: torch.optim.Optimizer) -> Update:

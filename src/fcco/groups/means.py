@@ -11,8 +11,6 @@ from torch.utils.data import Dataset
 
 from ..index import Memberships, check_range, read_index
 
-__all__ = ["GroupMeans", "GroupMemberships", "group_mean"]
-
 
 class GroupMeans(NamedTuple):
     """The means of the G groups in a batch, (G,) or (G, d1), their sorted ids and their sizes."""
@@ -36,22 +34,17 @@ def group_mean(values: Tensor, group: Any, num_groups: int | None = None) -> Gro
         num_groups: n; ids must then lie below it.
     """
     if values.ndim not in (1, 2):
-        raise ValueError(
-            "`group_mean(values=...)` must have shape (N,) or (N, d1) but has: "
-            f"{tuple(values.shape)}."
-        )
+        shape = tuple(values.shape)
+        raise ValueError(f"`group_mean(values=...)` must have shape (N,) or (N, d1): {shape}.")
     place = "`group_mean(group=...)`"
     ids = read_index(place, group, num_groups)
     samples = ids.samples if isinstance(ids, Memberships) else len(ids)
-    if samples != len(values):
-        raise ValueError(
-            f"{place} must have a row for each of the {len(values)} values: {samples}."
-        )
+    if samples != (number := len(values)):
+        raise ValueError(f"{place} must have a row for each of the {number} values: {samples}.")
     if isinstance(ids, Memberships):
         values, ids = values[ids.sample.to(values.device)], ids.group
-    index, position, counts = torch.unique(
-        ids.to(values.device), return_inverse=True, return_counts=True
-    )
+    ids = ids.to(values.device)
+    index, position, counts = torch.unique(ids, return_inverse=True, return_counts=True)
     if len(index):
         check_range(place, int(index[0]), int(index[-1]), num_groups)
     sums = values.new_zeros(len(counts), *values.shape[1:]).index_add(0, position, values)
@@ -72,28 +65,18 @@ class GroupMemberships(Dataset[Any]):
             sample.
         key: where items that are dicts have the group; it is appended to tuples and lists, and any
             other item becomes a pair of itself and the group.
-
-    Attributes:
-        sample: position of each item's sample in `dataset`, (M,).
-        group: group of each item, (M,).
-        num_groups: n.
     """
 
     def __init__(self, dataset: Dataset[Any], groups: Any, key: str = "group") -> None:
         place = "`GroupMemberships(groups=...)`"
         members = read_index(place, groups)
         if not isinstance(members, Memberships):
-            raise ValueError(
-                f"{place} has one group for each sample: use `GroupBatchSampler(groups, ...)`."
-            )
+            raise ValueError(f"{place} has one group for each: use `GroupBatchSampler(groups)`.")
         self.sample, self.group = members.sample.cpu(), members.group.cpu()
         self.num_groups = members.groups
         number = len(dataset)  # type: ignore[arg-type]
         if members.samples != number:
-            raise ValueError(
-                f"{place} must have a row for each of the {number} samples of the data set but has "
-                f"{members.samples}."
-            )
+            raise ValueError(f"{place} must have {number} rows, one for each item of `dataset`.")
         absent = torch.bincount(self.group, minlength=max(self.num_groups, 1)).eq(0).nonzero()
         if len(absent):
             raise ValueError(f"{place}: group {int(absent[0])} has no samples; leave it out.")
@@ -107,9 +90,6 @@ class GroupMemberships(Dataset[Any]):
         group = int(self.group[position])
         if isinstance(item, Mapping):
             if self.key in item:
-                raise ValueError(
-                    f"The items of the data set have an entry {self.key!r} already, the place of "
-                    "the group: give another `key`."
-                )
+                raise ValueError(f"Items have an entry {self.key!r} already: give another `key`.")
             return {**item, self.key: group}
         return (*item, group) if isinstance(item, (tuple, list)) else (item, group)

@@ -22,8 +22,6 @@ from .. import _checks
 from .._distributed import find_group
 from ..index import Memberships, check_range, read_index
 
-__all__ = ["BlockSampler", "GroupBatchSampler", "PositiveBatchSampler", "ResumableSampler"]
-
 Batch_co = TypeVar("Batch_co", covariant=True)
 Loaded = TypeVar("Loaded")
 Ints = NDArray[np.int64]
@@ -49,10 +47,6 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
             generator.
         rank: this process, and `world_size` the number of processes: those of
             `torch.distributed`, if initialised, unless given.
-
-    Attributes:
-        epoch: that of the next batch.
-        consumed: number of batches consumed in this epoch.
     """
 
     def __init__(
@@ -66,10 +60,7 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
         _checks.integer(call, "batches_per_epoch", batches_per_epoch, 1)
         self.rank, self.world_size = _rank_and_world_size(call, rank, world_size)
         if seed is None and self.world_size > 1:
-            raise ValueError(
-                f"`{call}(seed=...)` is needed on several ranks, the same on all: they draw one "
-                "batch together."
-            )
+            raise ValueError(f"`{call}(seed=...)` is needed on several ranks, the same on all.")
         if seed is None:  # as torch's own samplers do; another one draws other batches
             seed = int(torch.randint(2**31, (), device="cpu"))
         _checks.integer(call, "seed", seed, 0)
@@ -170,8 +161,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
 
     From `batch_size` follow B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded
     down, at most the size of the largest group. Many groups, because the estimate of a group that
-    is not in the batch grows old (64 samples of 16 groups trained best as 16 x 4, worst as 2 x 32);
-    two samples of each, because their spread tells the noise.
+    is not in the batch grows old; two samples of each, because their spread tells the noise.
 
     Args:
         groups: group id of each sample, (N,); every id in 0, ..., n - 1 must occur. For samples in
@@ -216,10 +206,7 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
             )
         given = groups_per_batch, per_group
         if (None in given) if batch_size is None else (given != (None, None)):
-            raise ValueError(
-                f"`{call}` takes the size of a batch or its shape: `{call}(groups, batch_size=64)` "
-                f"or `{call}(groups, groups_per_batch=8, per_group=8)`."
-            )
+            raise ValueError(f"`{call}` takes `batch_size`, or `groups_per_batch` and `per_group`.")
         if groups_per_batch is None or per_group is None:
             _checks.integer(call, "batch_size", batch_size, 1)
             size, largest = int(batch_size or 0), int(self._sizes.max())
@@ -310,14 +297,13 @@ class PositiveBatchSampler(GroupBatchSampler):
         number = int(positive.sum())
         if not 0 < number < len(positive):
             raise ValueError(
-                f"`{call}(labels=...)` must hold positives (1) and negatives (0) but has {number} "
-                f"positives among {len(positive)} samples."
+                f"`{call}(labels=...)` must hold positives (1) and negatives (0), but {number} of "
+                f"{len(positive)} samples are positive."
             )
         _checks.integer(call, "batch_size", batch_size, 2)
         if positives is None:
             positives = min(batch_size // 2, number)
-        _checks.integer(call, "positives", positives, 1)
-        _checks.below(call, "positives", positives, batch_size, "batch_size", "negatives count too")
+        _checks.in_interval(call, "positives", positives, 1, batch_size - 1)
         negatives = batch_size - positives
         options.setdefault("batches_per_epoch", -(-(len(positive) - number) // negatives))
         # Group 0 are the negatives, group 1 the positives.
@@ -333,25 +319,16 @@ class PositiveBatchSampler(GroupBatchSampler):
 class BlockSampler(ResumableSampler[Tensor]):
     """B1 = `blocks_per_batch` of n blocks per step, for constraint sampling; the same on all ranks.
 
-    Drawn uniformly without replacement; an epoch has ceil(n / B1) batches unless given.
+    Drawn uniformly without replacement; an epoch has ceil(n / B1) batches.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        blocks_per_batch: int,
-        seed: int | None = None,
-        *,
-        batches_per_epoch: int | None = None,
-    ) -> None:
+    def __init__(self, num_blocks: int, blocks_per_batch: int, seed: int | None = None) -> None:
         call = "BlockSampler"
         _checks.integer(call, "num_blocks", num_blocks, 1)
         _checks.integer(call, "blocks_per_batch", blocks_per_batch, 1)
         _checks.in_interval(call, "blocks_per_batch", blocks_per_batch, 1, num_blocks)
         self.num_blocks, self.blocks_per_batch = num_blocks, blocks_per_batch
-        if batches_per_epoch is None:
-            batches_per_epoch = -(-num_blocks // blocks_per_batch)
-        super().__init__(batches_per_epoch, seed)
+        super().__init__(-(-num_blocks // blocks_per_batch), seed)
 
     def _stream(self, generator: np.random.Generator) -> Iterator[Tensor]:
         while True:
@@ -376,7 +353,7 @@ def _read_ids(call: str, groups: Any) -> Ints:
     ids = read_index(place, groups)
     if isinstance(ids, Memberships):
         raise ValueError(
-            f"{place} must hold one id per sample, but holds all groups of each. Draw "
+            f"{place} must hold one id per sample. Draw "
             "`members = fcco.groups.GroupMemberships(dataset, groups)` by their `members.group`."
         )
     if len(ids) == 0:
@@ -392,6 +369,5 @@ def _rank_and_world_size(call: str, rank: int | None, world_size: int | None) ->
         group = find_group()
         return (0, 1) if group is None else (group.rank, group.size)
     _checks.integer(call, "world_size", world_size, 1)
-    _checks.integer(call, "rank", rank, 0)
-    _checks.below(call, "rank", rank, world_size, "world_size", "ranks count from 0")
+    _checks.in_interval(call, "rank", rank, 0, world_size - 1)
     return rank, world_size

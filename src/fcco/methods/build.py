@@ -18,8 +18,6 @@ from ..terms.limits import Limit, Tolerance
 from .registry import ALIASES, METHODS, ROWS, settings_of
 from .settings import Problem, Settings
 
-__all__ = ["alexr", "alexr2", "constrained", "ooa", "sonex", "sonx", "sox"]
-
 _WORDS = (*(row.name for row in ROWS if "limits" in row.use), *ALIASES)
 
 
@@ -49,8 +47,7 @@ def constrained(
 
     Every method is called in the same way: with a function that returns `(loss, values)`. Then
     `loss.backward()`, and a step of `objective.optimizer`, which is your optimizer or, for double
-    loops and for switching, one around it. `violation()`, `multipliers()`, `report()` and
-    `state_dict()` mean the same for each; `value()` is the constraint part as the method sees it.
+    loops and for switching, one around it.
 
     Args:
         limits: by name, as above; or the names, or their number m, with `tolerance` as the limit.
@@ -70,10 +67,8 @@ def constrained(
     if isinstance(method, Settings):
         chosen, call = method, f"constrained(method={type(method).__name__}(...))"
         if settings:
-            raise ValueError(
-                f"`{call}` has its settings already: leave `{next(iter(settings))}` out, or give "
-                "the method by its word."
-            )
+            name = next(iter(settings))
+            raise ValueError(f"`{call}` has its settings already: leave `{name}` out.")
     else:
         if method not in _WORDS:
             _checks.one_of("constrained", "method", method, _WORDS)
@@ -92,10 +87,7 @@ def constrained(
             raise ValueError("`constrained(limits={...})` has the limits: leave `tolerance` out.")
         tolerance = list(limits.values())
     elif isinstance(limits, str):
-        raise ValueError(
-            "`constrained(limits=...)` must be a dict of limits, a list of names or a number but "
-            f"is one string: {limits!r}."
-        )
+        raise ValueError(f"`constrained(limits=...)` must be a dict of limits: {limits!r}.")
     names = tuple(limits) if isinstance(limits, Iterable) else None
     number: Any = limits if names is None else len(names)
     if not names:

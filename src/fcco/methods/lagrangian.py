@@ -8,9 +8,9 @@ Round k approximately solves the strongly convex problem
 
 by T primal-dual steps on its Lagrangian; w_{k+1} is the mean of x_1, ..., x_T.
 
-The methods use derivatives of the constraints along a step, J v, by differentiating their backward
-pass, averaged over the ranks of DDP; FSDP2 is refused. Of several batches before one step the
-queues take the mean, and ConEx moves the multipliers by the first.
+The derivatives of the constraints along a step, J v, are averaged over the ranks of DDP; FSDP2 is
+refused. Of several batches before one step the queues take the mean, and ConEx moves the
+multipliers by the first.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from ..terms.limits import UnsampledTerm
 from ..tracker import NonFiniteValue, Tracked
 from .settings import Problem, Settings
 
-__all__ = ["Icppac", "LagrangianTerm", "Oss", "ProximalRound"]
-
 # The primal steps.
 
 
@@ -55,10 +53,7 @@ class ProximalRound(SharedGroupsOptimizer):
     def __init__(self, primal: torch.optim.Optimizer, rule: Oss, term: LagrangianTerm) -> None:
         super().__init__(primal)
         if any_sharded(self.parameters):
-            raise TypeError(
-                f"`{rule.word}` needs derivatives along a step, which a sharded model (FSDP2) "
-                "cannot give; use DDP."
-            )
+            raise TypeError(f"`{rule.word}` cannot train a sharded model (FSDP2); use DDP.")
         self.rule, self.inner_steps = rule, rule.inner_steps
         self.term = term  # holds the y_i, and is told of a move where the rule follows the step
         term.rounds = self
@@ -216,9 +211,7 @@ class LagrangianTerm(UnsampledTerm):
 
         ahead = previous.evaluate_with_graph(measure)
         if not bool(torch.isfinite(ahead).all()):
-            raise NonFiniteValue(
-                "Constraint values are NaN or infinite at the last parameters; nothing was updated."
-            )
+            raise NonFiniteValue("Constraint values are NaN or infinite; nothing was updated.")
         self.ahead = ahead
 
     def loss(self, tracked: Tracked) -> Tensor:
@@ -285,10 +278,8 @@ class Oss(Settings):
         inner_steps: T.
 
     References:
-        R. Ma, Q. Lin and T. Yang, Quadratically regularized subgradient methods for weakly convex
-        optimization with weakly convex constraints, ICML 2020 (the rounds). H. Yu, M. Neely and
-        X. Wei, Online convex optimization with stochastic constraints, NeurIPS 2017 (the steps).
-        O(eps^-2) rounds of O(eps^-4) steps, from a feasible start.
+        R. Ma, Q. Lin and T. Yang, ICML 2020 (the rounds). H. Yu, M. Neely and X. Wei, NeurIPS 2017
+        (the steps).
     """
 
     proximal: float
@@ -346,8 +337,7 @@ class Icppac(Oss):
         theta: extrapolation; 0 is Arrow-Hurwicz with linearised values.
 
     References:
-        D. Boob, Q. Deng and G. Lan, Stochastic first-order methods for convex and nonconvex
-        functional constrained optimization, Mathematical Programming 197, 2023.
+        D. Boob, Q. Deng and G. Lan, Mathematical Programming 197, 2023.
     """
 
     tau: float = 10.0

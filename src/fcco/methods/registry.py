@@ -13,8 +13,6 @@ from .lagrangian import Icppac, Oss
 from .settings import Settings, Tracked
 from .switching import Ssg
 
-__all__ = ["ALIASES", "METHODS", "ROWS", "Method", "settings_of", "table"]
-
 Use = Literal["groups", "limits", "general"]
 
 
@@ -25,8 +23,6 @@ class Method(NamedTuple):
     use: tuple[Use, ...]
     second_pass: bool  # whether a step runs your function at earlier weights too
     when: str  # use it when ...
-    problem: str  # what the theory assumes of f and g_i
-    complexity: str  # evaluations until near stationarity, KKT or a gap of eps
     reference: str
 
     @property
@@ -51,72 +47,33 @@ class Method(NamedTuple):
             "use it when": self.when,
             "reference": self.reference,
             "limits per step": "some" if self.settings.sampled else "all",
-            "theory for": self.problem,
-            "complexity": self.complexity,
         }
 
 
 _ANY: tuple[Use, ...] = ("groups", "limits", "general")
-_WEAK = "g_0, g_i weakly convex"
+_LIMITS: tuple[Use, ...] = ("limits",)
 
 ROWS = (
-    Method(
-        tracked.Multipliers, ("limits",), False, "there are limits: of any kind, nothing to tune",
-        "measured, see automatic settings", "none known", "Bertsekas 1982, measured units",
-    ),
-    Method(
-        tracked.Sonex, _ANY, True, "you want the paper's method",
-        "f weakly convex with a prox, g_i smooth", "n eps^-5 / (B1 sqrt(B2))",
-        "the paper, Algorithm 1",
-    ),
-    Method(
-        tracked.Alexr2, _ANY, True, "the g_i have kinks", "f convex with a prox, g_i smooth; "
-        "or f also non-decreasing, g_i weakly convex", "n eps^-5 / (B1 B2)",
-        "the paper, Algorithm 2",
-    ),
-    Method(
-        tracked.Sonx, ("groups", "general"), True, "f must not be smoothed",
-        "f weakly convex, g_i smooth; or f also non-decreasing, g_i weakly convex",
-        "n eps^-6 / (B1 sqrt(B2))", "Hu, Zhu and Yang 2023",
-    ),
-    Method(
-        tracked.Sox, ("general",), False, "f is smooth",
-        "f smooth, g_i smooth", "n eps^-4 / (B1 B2)", "Wang and Yang 2022",
-    ),
-    Method(
-        tracked.Alexr, ("limits", "general"), True, "the problem is convex",
-        "f convex and non-decreasing, g_i convex; or g_i affine",
-        "n eps^-2 / B1; n eps^-1 / B1 if strongly convex", "Wang and Yang 2023",
-    ),
-    Method(
-        tracked.Ooa, ("groups",), False, "you compare with group DRO", "convex losses",
-        "n log(n) eps^-2 / B1", "Sagawa et al. 2020",
-    ),
-    Method(
-        tracked.HingePenalty, ("limits",), True, "you compare with SONX on a penalty",
-        _WEAK, "eps^-6", "Yang et al. 2025",
-    ),
-    Method(
-        tracked.SquaredHingePenalty, ("limits",), False, "you compare with work on forgetting",
-        "g_0, g_i smooth", "eps^-7", "Li et al. 2024",
-    ),
-    Method(
-        tracked.RecursiveHinge, ("limits",), True, "a large batch at times is cheap", _WEAK,
-        "eps^-6 values, eps^-4 subgradients", "Liu and Xu 2025",
-    ),
-    Method(
-        Ssg, ("limits",), False, "batches are large, their noise small",
-        "g_0 weakly convex, g_i convex (or weakly convex with regularity)", "eps^-8",
-        "Huang and Lin 2023",
-    ),
-    Method(
-        Oss, ("limits",), False, "you compare with virtual queues", f"{_WEAK}, Slater", "eps^-6",
-        "Ma, Lin and Yang 2020",
-    ),
-    Method(
-        Icppac, ("limits",), True, "you compare with a primal-dual loop", f"{_WEAK}, Slater",
-        "eps^-6", "Boob, Deng and Lan 2023",
-    ),
+    Method(tracked.Multipliers, _LIMITS, False, "there are limits: of any kind, nothing to tune",
+           "Bertsekas 1982, measured units"),
+    Method(tracked.Sonex, _ANY, True, "you want the paper's method", "the paper, Algorithm 1"),
+    Method(tracked.Alexr2, _ANY, True, "the g_i have kinks", "the paper, Algorithm 2"),
+    Method(tracked.Sonx, ("groups", "general"), True, "f must not be smoothed",
+           "Hu, Zhu and Yang 2023"),
+    Method(tracked.Sox, ("general",), False, "f is smooth", "Wang and Yang 2022"),
+    Method(tracked.Alexr, ("limits", "general"), True, "the problem is convex",
+           "Wang and Yang 2023"),
+    Method(tracked.Ooa, ("groups",), False, "you compare with group DRO", "Sagawa et al. 2020"),
+    Method(tracked.HingePenalty, _LIMITS, True, "you compare with SONX on a penalty",
+           "Yang et al. 2025"),
+    Method(tracked.SquaredHingePenalty, _LIMITS, False, "you compare with work on forgetting",
+           "Li et al. 2024"),
+    Method(tracked.RecursiveHinge, _LIMITS, True, "a large batch at times is cheap",
+           "Liu and Xu 2025"),
+    Method(Ssg, _LIMITS, False, "batches are large, their noise small", "Huang and Lin 2023"),
+    Method(Oss, _LIMITS, False, "you compare with virtual queues", "Ma, Lin and Yang 2020"),
+    Method(Icppac, _LIMITS, True, "you compare with a primal-dual loop",
+           "Boob, Deng and Lan 2023"),
 )  # fmt: skip
 
 METHODS: dict[str, type[Settings]] = {row.name: row.settings for row in ROWS}

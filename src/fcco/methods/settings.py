@@ -15,8 +15,6 @@ from ..outer import AbstractOuter, Hinge
 from ..terms import AbstractTerm, CoupledTerm
 from ..tracker import InnerTracker, like_model
 
-__all__ = ["Auto", "Penalty", "Problem", "Settings", "Tracked"]
-
 Auto = Literal["auto"]
 """A setting that the method finds by itself."""
 
@@ -101,10 +99,7 @@ class Penalty(Tracked):
             _checks.positive(self.word, "penalty", self.penalty)
             return self.kind(self.penalty)
         if self.penalty is not None:
-            raise ValueError(
-                f"`{self.word}(outer=...)` has its own weight and shape: leave `penalty` out, or "
-                f"{self.outer!r} would silently win over it."
-            )
+            raise ValueError(f"`{self.word}(outer=...)` has its own weight: leave `penalty` out.")
         _checks.requires(self.word, self.outer, *self.requires)
         return self.outer
 

@@ -17,8 +17,6 @@ from ..terms.limits import UnsampledTerm
 from ..tracker import Tracked
 from .settings import Auto, Problem, Settings
 
-__all__ = ["Ssg", "SwitchingOptimizer", "SwitchingTerm"]
-
 
 class Decision(NamedTuple):
     """Which function a step is for: i*, or None for the objective; and the largest excess."""
@@ -39,8 +37,8 @@ class SwitchingTerm(UnsampledTerm):
             _checks.one_of("ssg", "threshold", threshold, ("auto",))
         elif not callable(threshold):
             _checks.at_least("ssg", "threshold", threshold, 0.0)
-        measure = threshold == "auto"
-        super().__init__("ssg", problem.model, problem.number, problem.limits, measure)
+        model, number, limits = problem.model, problem.number, problem.limits
+        super().__init__("ssg", model, number, limits, measure=threshold == "auto")
         self.schedule = threshold
         self.open: Decision | None = None  # of the step under way
         self.last: Decision | None = None  # of the last call, which may be an evaluation
@@ -62,9 +60,8 @@ class SwitchingTerm(UnsampledTerm):
         updating = tracked.step is not None
         decision = self.open if updating else None
         if decision is None:
-            worst, which, feasible = (
-                part.item() for part in decide(excess, self.threshold(excess))
-            )
+            found = decide(excess, self.threshold(excess))
+            worst, which, feasible = (part.item() for part in found)
             decision = Decision(None if feasible else int(which), worst)
             if updating:  # further batches of the same step follow the first
                 self.open = decision
@@ -105,8 +102,7 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
     """Steps one of two optimizers: that of the objective or that of the constraints.
 
     Two are needed as soon as an optimizer keeps something from step to step: momentum of the
-    objective would go on lowering it in a step for a constraint, and Adam's scale of the one
-    gradient would be used for the other. One must be plain SGD. Polyak's steps need none.
+    objective would go on lowering it in a step for a constraint. One must be plain SGD.
     """
 
     def __init__(
@@ -120,20 +116,18 @@ class SwitchingOptimizer(SharedGroupsOptimizer):
         others = () if isinstance(second, str) else (second,)
         super().__init__(objective_optimizer, *others)
         self.term = term  # decides the branch of each step
-        if len(self.wrapped) == 1 and not self.polyak and _keeps_state(self.wrapped[0]):
+        first = self.wrapped[0]
+        if len(self.wrapped) == 1 and not self.polyak and _keeps_state(first):
             raise ValueError(
-                f"`ssg(constraint_optimizer=...)` is needed: {type(self.wrapped[0]).__name__} "
-                "keeps momentum, scales or weight decay, which would act in the other branch too."
+                f"`ssg(constraint_optimizer=...)` is needed: what {type(first).__name__} keeps "
+                "from step to step, or weight decay, would act in the other branch too."
             )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         loss, decision = self._evaluated(closure), self.term.open
         if decision is None:
-            raise RuntimeError(
-                "`SwitchingOptimizer.step` does not know which branch to take: call the objective "
-                "before each step."
-            )
+            raise RuntimeError("SSG does not know which branch to take: call the objective first.")
         feasible = decision.constraint is None
         if self.polyak and not feasible:
             size = self._polyak_step(decision.excess)
@@ -175,11 +169,10 @@ class Ssg(Settings):
         \end{cases}
 
     Output: w_tau with tau in I, with probability proportional to eta_tau; see
-    `objective.term.feasible`. The multipliers are no part of the method: `multipliers()` estimates
-    them by the sum of the step sizes with i* = i over that with t in I. With `gradient=`, the first
-    function decides and the second carries the gradient, as the theory asks; several batches before
-    one step follow the decision of the first. Under DDP a parameter that only g_0 uses needs
-    `find_unused_parameters=True`.
+    `objective.term.feasible`. `multipliers()` estimates them by the sum of the step sizes with
+    i* = i over that with t in I. With `gradient=`, the first function decides and the second
+    carries the gradient, as the theory asks; several batches before one step follow the decision of
+    the first. Under DDP a parameter that only g_0 uses needs `find_unused_parameters=True`.
 
     Args:
         threshold: eps_t, a number or a function of the step. `"auto"` is the standard deviation of
@@ -190,11 +183,8 @@ class Ssg(Settings):
             or None: the first one, which must then be plain SGD.
 
     References:
-        Y. Huang and Q. Lin, Oracle complexity of single-loop switching subgradient methods for
-        non-smooth weakly convex functional constrained optimization, NeurIPS 2023: for g_i convex
-        with a Slater point eta = eps_t/M^2, eps_t of order eps^2; for weakly convex ones (rho) with
-        subgradients of max_i g_i of norm at least nu where it is violated, Polyak steps and
-        eta = nu/(4M^2) min{eps^2/M, nu/(4 rho)}, eps_t = M^2 eta.
+        Y. Huang and Q. Lin, NeurIPS 2023: for g_i convex with a Slater point eta = eps_t/M^2, eps_t
+        of order eps^2; for weakly convex ones Polyak steps.
     """
 
     threshold: Schedule | Auto = "auto"

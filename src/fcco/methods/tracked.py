@@ -18,11 +18,6 @@ from ..terms.coupled import as_lambda
 from ..tracker import InnerTracker
 from .settings import Auto, Penalty, Problem, Tracked
 
-__all__ = [
-    "Alexr", "Alexr2", "HingePenalty", "Multipliers", "Ooa", "RecursiveHinge", "Sonex", "Sonx",
-    "Sox", "SquaredHingePenalty",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
 class Multipliers(Tracked):
@@ -68,9 +63,9 @@ class Sonex(Penalty):
             \nabla g_i(w_t;\mathcal B)\,\nabla f_\lambda(u_{i,t}) \\
         v_{t+1} &= (1-\beta)v_t + \beta G_t, \qquad w_{t+1} = w_t - \eta v_{t+1}
 
-    The last line is your optimizer: `momentum_type`, `adam_type`, or any other. For limits f is
-    rho [.]_+ of the excess. A limit with multiplier nu* is then exceeded by about lambda m nu*
-    (while nu* < rho/m; above that it is not enforced): choose lambda by that law, or set `margin`.
+    The last line is your optimizer. For limits f is rho [.]_+ of the excess. A limit with
+    multiplier nu* is then exceeded by about lambda m nu* (while nu* < rho/m; above that it is not
+    enforced): choose lambda by that law, or set `margin`.
 
     Args:
         smoothing: lambda, below 1/rho_f for a weakly convex f; see `fcco.terms.OuterTerm`.
@@ -111,13 +106,12 @@ class Sonx(Penalty):
     derivative 0 is taken. In the source gamma is called tau, and gamma' gamma.
 
     Args:
-        gamma: weight of the new value in u.
-        correction: gamma'; see `InnerTracker`.
-        read: as in `Sonex`.
+        gamma: as in `Sonex`, like the next two.
+        correction: see `InnerTracker`.
+        read: `"old"` or `"new"`.
 
     References:
-        Q. Hu, D. Zhu, T. Yang, Non-smooth weakly-convex finite-sum coupled compositional
-        optimization, NeurIPS 2023, Algorithm 1; for g_i(.; xi) Lipschitz in mean square.
+        Q. Hu, D. Zhu and T. Yang, NeurIPS 2023, Algorithm 1; for g_i(.; xi) mean-Lipschitz.
     """
 
     gamma: float = 0.1
@@ -138,15 +132,12 @@ class HingePenalty(Sonx):
         G_t = \partial g_0(w_t) + \frac1{B_1}\sum_{k\in\mathcal B_1^t}
             \rho\,1[u_{k,t} > 0]\,\partial h_k(w_t;\mathcal B), \qquad w_{t+1} = w_t - \eta G_t
 
-    A single multiplier is 0 or rho/m: at the solution u_k crosses 0 again and again, and
-    nu_k = (rho/m) P(u_k > 0), the mean of `objective.multipliers()` over many steps. The authors
-    set gamma = 0.8 and gamma' = 0.1.
+    A single multiplier is 0 or rho/m; nu_k = (rho/m) P(u_k > 0) is the mean of
+    `objective.multipliers()` over many steps. The authors set gamma = 0.8 and gamma' = 0.1.
 
     References:
-        M. Yang, G. Li, Q. Hu, Q. Lin and T. Yang, Single-loop algorithms for stochastic non-convex
-        optimization with weakly-convex constraints, 2025 (arXiv:2504.15243): rho > m (C + 1)/delta,
-        where the least singular value of the constraints' subgradients is at least delta wherever
-        one is violated.
+        M. Yang, G. Li, Q. Hu, Q. Lin and T. Yang, 2025 (arXiv:2504.15243): rho > m (C + 1)/delta,
+        with delta the least singular value of the subgradients wherever a limit is violated.
     """
 
     word = "hinge"
@@ -161,17 +152,16 @@ class Sox(Penalty):
         v_{t+1} &= (1-\beta)v_t + \beta\,\frac{1}{B_1}\sum_{i\in\mathcal B_1^t}
             \nabla g_i(w_t;\mathcal B)\,\nabla f(u_{i,t}), \qquad w_{t+1} = w_t - \eta v_{t+1}
 
-    The last line is your optimizer, `momentum_type(lr=eta, beta=beta)`. With gamma = 1, beta = 1
-    and `read="new"` it is BSGD, the plug-in gradient, biased by the noise.
+    The last line is your optimizer, `momentum_type(lr=eta, beta=beta)`.
 
     Args:
-        gamma: weight of the new value.
+        gamma: weight of the new value; 1 (and `read="new"`) is the plug-in gradient, biased by the
+            noise.
         read: `"old"` uses u_{i,t} in the gradient, unbiased with one batch; `"new"` uses
             u_{i,t+1}, as the authors' code does.
 
     References:
-        B. Wang, T. Yang, Finite-sum coupled compositional stochastic optimization: theory and
-        applications, ICML 2022.
+        B. Wang and T. Yang, ICML 2022.
     """
 
     gamma: float = 0.1
@@ -195,10 +185,9 @@ class SquaredHingePenalty(Sox):
             \rho\,[u_{k,t+1}]_+\,\nabla h_k(w_t;\mathcal B), \qquad
         \min_w\; g_0(w) + \frac1m\sum_{k=1}^m \frac\rho2 [h_k(w)]_+^2
 
-    In the paper h_k(w) = L_k(w) - L_k(w_old): no protected task may get worse. `ReferenceLosses`
-    stores the old per-sample losses, `TaskHeads` gives each task a head of its own. A limit with
-    multiplier nu* is exceeded by about m nu*/rho, at any rho: the penalty is not exact. Without a
-    correction the loop oscillates unless lr (rho/m) |grad h|^2 (1/gamma + 1/beta) is about 1.
+    In the paper h_k(w) = L_k(w) - L_k(w_old), see `ReferenceLosses`. A limit with multiplier nu* is
+    exceeded by about m nu*/rho, at any rho: the penalty is not exact. The loop oscillates unless lr
+    (rho/m) |grad h|^2 (1/gamma + 1/beta) is about 1.
 
     Args:
         penalty: rho (the paper's beta; the authors' code multiplies it by the temperature tau).
@@ -207,9 +196,8 @@ class SquaredHingePenalty(Sox):
         read: `"new"` as in the authors' code; `"old"` is unbiased.
 
     References:
-        G. Li, W. Yu, Y. Yao, W. Tong, Y. Liang, Q. Lin and T. Yang, Model developmental safety: a
-        safety-centric method and applications in vision-language models, 2024 (arXiv:2410.03955);
-        rho of order m/eps.
+        G. Li, W. Yu, Y. Yao, W. Tong, Y. Liang, Q. Lin and T. Yang, 2024 (arXiv:2410.03955); rho of
+        order m/eps.
     """
 
     read: Literal["old", "new"] = "new"
@@ -227,11 +215,10 @@ class RecursiveHinge(Penalty):
         w_{k+1} &= w_k - \alpha\bigl(\zeta_0 + \beta\,\mathrm{clip}(u_k/\nu_s, 0, 1)\,\zeta_g\bigr),
         \qquad \zeta_0 \in \partial g_0,\ \zeta_g \in \partial g \text{ on independent samples}
 
-    The clipped slope is that of the hinge with weight beta smoothed with lambda = nu_s / beta; the
-    optimizer of the source is SGD without momentum. Every q-th step wants a large batch: look at
-    `objective.refresh_due` before you draw one. The recursion has no memory of what it missed, so
-    each call must hold all constraints. Give the samples of zeta as `objective(inner,
-    gradient=other)`; without them one batch serves both.
+    The clipped slope is that of the hinge with weight beta smoothed with lambda = nu_s / beta. The
+    source steps by SGD without momentum. Every q-th step wants a large batch: look at
+    `objective.refresh_due` before you draw one. Each call must hold all constraints. Give the
+    samples of zeta as `objective(inner, gradient=other)`; without them one batch serves both.
 
     Args:
         penalty: beta.
@@ -239,10 +226,8 @@ class RecursiveHinge(Penalty):
         refresh_every: q.
 
     References:
-        W. Liu and Y. Xu, A single-loop SPIDER-type stochastic subgradient method for
-        expectation-constrained nonconvex nonsmooth optimization, 2025 (arXiv:2501.19214): alpha,
-        nu_s of order eps^2, q and S_2 of order eps^-2, S_1 of order eps^-4, for g(.; xi)
-        mean-Lipschitz.
+        W. Liu and Y. Xu, 2025 (arXiv:2501.19214): alpha, nu_s of order eps^2, q and S_2 of order
+        eps^-2, S_1 of order eps^-4, for g(.; xi) mean-Lipschitz.
     """
 
     smoothing: Smoothing = field()  # type: ignore[misc]
@@ -270,16 +255,15 @@ class Alexr(Penalty):
         z_t &= \frac1{B_1}\sum_{i\in\mathcal B_1}\nabla g_i(w_t;\tilde{\mathcal B})\,y_i^+, \qquad
         w_{t+1} = \arg\min_w \langle z_t, w\rangle + \tfrac1{2\eta}\|w - w_t\|^2 + r(w)
 
-    Here psi = |.|^2/2, for any f with a prox: y_i+ = prox_{alpha f*}(y_i + alpha g~_i), see
-    `DualTerm`. For limits, y_i+ = clip(y_i + alpha g~_i, 0, rho): the multipliers y/m collect the
-    violations, up to rho/m, and end where the limit holds. For a smooth f, psi = f* is a tracker:
-    `CoupledTerm(f, InnerTracker(n, gamma=g, correction=theta * g, read="new"))` with
-    g = alpha / (1 + alpha).
+    Here psi = |.|^2/2, see `DualTerm`; for limits, y_i+ = clip(y_i + alpha g~_i, 0, rho): the
+    multipliers y/m collect the violations, up to rho/m, and end where the limit holds. For a smooth
+    f, psi = f* is a `CoupledTerm` on a tracker with gamma = alpha / (1 + alpha), gamma' = theta
+    gamma and `read="new"`.
 
     The step on w is your optimizer: SGD with lr = eta for r = 0; for r(w) = |w - w_0|^2/(2 nu) a
     `ProximalPoint(..., nu=nu, eta=eta)`, whose inner step it is. An independent batch for the
     gradient is `objective(inner, index, gradient=other)`; with one batch for both it is biased. The
-    output of the theory is the average iterate, which `OutputIterate(optimizer, "average")` keeps.
+    output of the theory is the average iterate.
 
     Args:
         dual_step: alpha.
@@ -287,10 +271,9 @@ class Alexr(Penalty):
             a part proportional to the violation, which damps the loop.
 
     References:
-        B. Wang and T. Yang, ALEXR: an optimal single-loop algorithm for convex finite-sum coupled
-        compositional stochastic optimization, 2023. With r strongly convex (mu) and f smooth:
-        eta = (1 - theta)/(theta mu), alpha = (1 - theta)/(theta - 1 + B1/n). For convex F and
-        non-smooth f: theta = 0 and alpha, eta of order eps.
+        B. Wang and T. Yang, ALEXR, 2023. With r strongly convex (mu) and f smooth: eta =
+        (1 - theta)/(theta mu), alpha = (1 - theta)/(theta - 1 + B1/n). For convex F and non-smooth
+        f: theta = 0 and alpha, eta of order eps.
     """
 
     dual_step: float
@@ -304,10 +287,11 @@ class Alexr(Penalty):
         outer = self.function()
         _checks.positive(self.word, "dual_step", self.dual_step)
         _checks.at_least(self.word, "theta", self.theta, 0.0)
-        return DualTerm(
-            outer, problem.number, dual_step=self.dual_step, theta=self.theta,
-            dim=self.dimension(outer), table=self.table(problem.model), **problem.limits,
+        tracker = InnerTracker(
+            problem.number, self.dimension(outer), gamma=1.0, correction=0.0, read="new",
+            **self.table(problem.model),
         )  # fmt: skip
+        return DualTerm(outer, tracker, self.dual_step, self.theta, **problem.limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,9 +307,9 @@ class Alexr2(Penalty):
         G_t &= (w_t - z_{t,K_t})/\nu, \qquad
         v_{t+1} = (1-\beta)v_t + \beta G_t, \quad w_{t+1} = w_t - \alpha v_{t+1}
 
-    Your optimizer is the outer one (last line). Step `objective.optimizer`, a `ProximalPoint`: it
-    makes the inner steps and calls yours once per round. Pass an independent batch for the
-    gradient as `objective(inner, index, gradient=other)`; without it one batch serves both.
+    Your optimizer is the outer one (last line). Step `objective.optimizer`, a `ProximalPoint`.
+    Pass an independent batch for the gradient as `objective(inner, index, gradient=other)`;
+    without it one batch serves both.
 
     Args:
         smoothing: lambda, as in `Sonex`, above 0.
@@ -333,7 +317,7 @@ class Alexr2(Penalty):
             optimizer starts with.
         eta: inner step size; `"auto"` is that learning rate.
         inner_steps: K_t, a number or a function of the round.
-        gamma: gamma-hat, weight of the extrapolated value in u (dual step gamma / (1 - gamma)).
+        gamma: gamma-hat (a dual step of gamma / (1 - gamma)).
         theta: extrapolation.
 
     References:
@@ -373,18 +357,15 @@ class Ooa(Tracked):
     r"""OOA: online group DRO, plain or with CVaR; weights by mirror ascent, then descent on w.
 
     .. math::
-        \min_w \max_{p\in\Omega} \sum_{i=1}^n p_i L_i(w), \qquad
-        \Omega = \Bigl\{p : \textstyle\sum_i p_i = 1,\ 0 \le p_i \le \tfrac{1}{rn}\Bigr\}
-
-    .. math::
+        \min_w &\max_{p\in\Omega} \textstyle\sum_i p_i L_i(w), \qquad
+        \Omega = \bigl\{p : \textstyle\sum_i p_i = 1,\ 0 \le p_i \le \tfrac{1}{rn}\bigr\} \\
         \hat\ell_i &= \tfrac{n}{B_1} L_i(w_t;\mathcal B)\,1[i\in\mathcal B_1], \qquad
         p \leftarrow \Pi^{KL}_\Omega\bigl(p\circ e^{\eta_p\hat\ell}\bigr)
         \ \text{ or }\ \Pi_\Omega(p + \eta_p\hat\ell) \\
         G_t &= \tfrac{n}{B_1}\sum_{i\in\mathcal B_1} p_i\,\nabla L_i(w_t;\mathcal B)
         \quad\text{with the new } p
 
-    The step on G_t is your optimizer. Give the objective per-sample losses and the group of each
-    sample. One batch serves both moves; there is no memory of losses but p.
+    The step on G_t is your optimizer. There is no memory of losses but p.
 
     Args:
         ratio: r, the share of groups that count; None (or 1/n) is plain group DRO, 1 the mean over
@@ -395,9 +376,8 @@ class Ooa(Tracked):
             the released code of group DRO does: absent groups count as loss 0.
 
     References:
-        S. Sagawa, P. W. Koh, T. Hashimoto and P. Liang, Distributionally robust neural networks
-        for group shifts, 2020 (plain, KL). The cap 1/(r n) is its extension to CVaR. The theory,
-        for convex losses, is of the average iterate.
+        S. Sagawa, P. W. Koh, T. Hashimoto and P. Liang, 2020 (plain, KL). The cap 1/(r n) is its
+        extension to CVaR. The theory, for convex losses, is of the average iterate.
     """
 
     ratio: float | None = None

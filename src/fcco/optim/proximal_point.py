@@ -13,17 +13,13 @@ from ..previous import parameters_at, unwrap
 from ..rules.proximal import envelope_gradient, proximal_step
 from .wrapper import MethodOptimizer
 
-__all__ = ["ProximalPoint"]
-
 
 class ProximalPoint(MethodOptimizer):
     r"""Double loop of ALEXR2 as one optimizer: step it like any other.
 
     .. math::
-        z_{t,k+1} &= \frac{\nu z_{t,k} + \eta w_t - \eta\nu G_{t,k}}{\eta+\nu},
-            \qquad z_{t,0} = w_t, \quad k = 0, \dots, K_t - 1 \\
-        G_t &= (w_t - z_{t,K_t})/\nu
-            \qquad\text{then one step of the outer optimizer on } G_t \text{ gives } w_{t+1}
+        z_{t,k+1} = \frac{\nu z_{t,k} + \eta w_t - \eta\nu G_{t,k}}{\eta+\nu},
+            \qquad z_{t,0} = w_t, \qquad G_t = (w_t - z_{t,K_t})/\nu
 
     Each call of `step()` is one inner step on the gradients in `.grad`; after K_t of them the
     parameters go back to w_t and the outer optimizer steps on G_t, the gradient of the Moreau
@@ -31,14 +27,9 @@ class ProximalPoint(MethodOptimizer):
 
     Args:
         outer: the optimizer of the outer loop over the same parameters.
-        nu: the proximal parameter, below 1/rho_F; per inner step the pull to w_t has weight
-            eta / (eta + nu).
+        nu: the proximal parameter, below 1/rho_F.
         eta: the inner step size; the group entry `lr`, so schedulers can drive it.
         inner_steps: K_t, a number or a function of the round t.
-
-    References:
-        Paper, Algorithm 2; its line 13 has a factor beta too many, see
-        docs/concepts/mathematics.md. B. Wang and T. Yang, ALEXR, 2023 (the inner loop).
     """
 
     def __init__(
@@ -91,11 +82,11 @@ class ProximalPoint(MethodOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One inner step; the last one of a round ends with a step of the outer optimizer."""
         loss = self._evaluated(closure)
-        length = self.round_length
+        length, begins = self.round_length, self.round_begins
         for group in self.param_groups:
             for z in group["params"]:
                 state = self.state[z]
-                if self.round_begins or not state:
+                if begins or not state:
                     state["anchor"], state["moved"] = z.detach().clone(), False
                 if z.grad is None and not state["moved"]:
                     continue

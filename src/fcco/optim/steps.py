@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from .. import _checks
 from .._state import pack, unpack
-from ..previous import after_closure, parameters_of, unwrap, versions_kept
-
-__all__ = ["OutputIterate", "adam_type", "momentum_type"]
+from ..previous import after_closure, parameters_at, parameters_of, unwrap
 
 
 def momentum_type(
@@ -107,29 +105,16 @@ class OutputIterate(nn.Module):
             for kept, parameter in zip(self._kept, parameters, strict=True):
                 kept.lerp_(parameter.detach().to(kept.dtype), weight / self._total)
         elif torch.rand((), generator=self._generator).item() * self._total < weight:
-            self._write(self._kept, parameters)
+            for kept, parameter in zip(self._kept, parameters, strict=True):
+                kept.copy_(parameter)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Put the kept iterate into the model for a while (evaluation, saving)."""
         if not self._kept:
-            raise RuntimeError(
-                "`OutputIterate.applied` needs at least one optimizer step, of a weight above 0."
-            )
-        parameters = parameters_of(self._optimizer)
-        current = [p.detach().clone() for p in parameters]
-        with versions_kept(parameters):
-            self._write(parameters, self._kept)
-            try:
-                yield
-            finally:
-                self._write(parameters, current)
-
-    @staticmethod
-    @torch.no_grad()
-    def _write(targets: list[Tensor], values: list[Tensor]) -> None:
-        for target, value in zip(targets, values, strict=False):
-            target.copy_(value)
+            raise RuntimeError("`OutputIterate.applied` needs a step of a weight above 0.")
+        with parameters_at(dict(zip(parameters_of(self._optimizer), self._kept, strict=False))):
+            yield
 
     def get_extra_state(self) -> Tensor:
         state = {"count": self.count, "total": self._total, "kept": self._kept}
@@ -140,21 +125,11 @@ class OutputIterate(nn.Module):
         like, kept = parameters_of(self._optimizer), state["kept"]
         shapes = [tuple(k.shape) for k in kept]
         if shapes and shapes != [tuple(p.shape) for p in like[: len(shapes)]]:
-            raise ValueError(
-                f"`OutputIterate.load_state_dict`: the checkpoint belongs to another model, with "
-                f"parameters of shapes {shapes}."
-            )
+            raise ValueError("`OutputIterate.load_state_dict`: it belongs to another model.")
         self.count, self._total = state["count"], state["total"]
         self._kept = [k.to(p.device).clone() for k, p in zip(kept, like, strict=False)]
         self._generator.set_state(state["generator"].cpu())
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy made by pickle or deepcopy attaches to the copy of the optimizer.
-        own = {k: v for k, v in self.__dict__.items() if k not in ("_handle", "_generator")}
-        return own | {"_random": self._generator.get_state()}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        random = state.pop("_random")
         super().__setstate__(state)
-        self._generator = torch.Generator().set_state(random)
-        self._attach()
+        self._attach()  # a copy made by pickle or deepcopy, to the copy of the optimizer

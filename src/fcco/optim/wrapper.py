@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..previous import parameters_of, unwrap
-
-__all__ = ["MethodOptimizer", "SharedGroupsOptimizer"]
 
 
 class MethodOptimizer(torch.optim.Optimizer):
@@ -24,6 +22,7 @@ class MethodOptimizer(torch.optim.Optimizer):
 
     wrapped: tuple[torch.optim.Optimizer, ...] = ()  # make the steps
     model: nn.Module | None = None  # whose parameters these are, once an objective has joined
+    _guards: Sequence[Any] = ()  # hooks of the wrapped optimizers
     _stepping = False
 
     @property
@@ -42,7 +41,7 @@ class MethodOptimizer(torch.optim.Optimizer):
         self._guards = [each.register_step_pre_hook(self._refuse_alone) for each in self.wrapped]
 
     def leave(self) -> None:
-        for guard in self.__dict__.get("_guards", ()):
+        for guard in self._guards:
             guard.remove()
         self._guards = []
 
@@ -88,10 +87,8 @@ class MethodOptimizer(torch.optim.Optimizer):
         rest = dict(state_dict)
         saved, own = rest.pop("wrapped"), rest.pop("own")
         if len(saved) != len(self.wrapped):
-            raise ValueError(
-                f"`{type(self).__name__}.load_state_dict`: the checkpoint has {len(saved)} wrapped "
-                f"optimizer(s) but this one {len(self.wrapped)}."
-            )
+            call, own = f"`{type(self).__name__}.load_state_dict`", len(self.wrapped)
+            raise ValueError(f"{call}: it has {len(saved)} wrapped optimizer(s) instead of {own}.")
         for each, state in zip(self.wrapped, saved, strict=True):
             # torch's optimizers keep the tensors they load and then change them in place.
             each.load_state_dict(copy.deepcopy(state))
@@ -119,9 +116,7 @@ class SharedGroupsOptimizer(MethodOptimizer):
         self.wrapped = tuple(dict.fromkeys(unwrap(each) for each in wrapped))  # each once, in order
         held = [set(parameters_of(each)) for each in self.wrapped]
         if any(parameters != held[0] for parameters in held):
-            raise ValueError(
-                f"`{type(self).__name__}`: all of its optimizers must hold the same parameters."
-            )
+            raise ValueError(f"{type(self).__name__} needs optimizers of the same parameters.")
         first = self.wrapped[0]
         super().__init__([{"params": list(group["params"])} for group in first.param_groups], {})
         self.param_groups, self._shared = first.param_groups, True

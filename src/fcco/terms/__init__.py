@@ -14,7 +14,7 @@
 from .base import AbstractTerm
 from .coupled import CoupledTerm, OuterTerm
 from .cvar import CVaRTerm
-from .dual import DualAscent, DualTerm
+from .dual import DualTerm
 from .group_weights import GroupWeights
 from .limits import AtLeast, ConstraintTerm, Equal, Limits
 from .multipliers import MultiplierTerm
@@ -22,5 +22,5 @@ from .parameters import BlockParameters
 
 __all__ = [
     "AbstractTerm", "AtLeast", "BlockParameters", "CVaRTerm", "ConstraintTerm", "CoupledTerm",
-    "DualAscent", "DualTerm", "Equal", "GroupWeights", "Limits", "MultiplierTerm", "OuterTerm",
+    "DualTerm", "Equal", "GroupWeights", "Limits", "MultiplierTerm", "OuterTerm",
 ]  # fmt: skip

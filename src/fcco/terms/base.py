@@ -13,8 +13,6 @@ from ..previous import PreviousParameters
 from ..rules.arrays import Views
 from ..tracker import InnerTracker, OpenStep, Tracked
 
-__all__ = ["AbstractTerm"]
-
 
 class AbstractTerm(KeepsPrecision):
     """One term of an objective: the tracked values u_i, and the loss they make.
@@ -56,11 +54,7 @@ class AbstractTerm(KeepsPrecision):
 
     @abc.abstractmethod
     def loss(self, tracked: Tracked) -> Tensor:
-        """The scalar whose gradient is this term's part of the estimator G_t.
-
-        Its value and slope come from the tracked u; `tracked.as_loss` joins the slope to the
-        gradients of g_i.
-        """
+        """The scalar whose gradient is this term's part of the estimator G_t."""
 
     @abc.abstractmethod
     def value(self) -> Tensor:
@@ -71,20 +65,13 @@ class AbstractTerm(KeepsPrecision):
     ) -> None:
         """Use the values of the batch at w_{t-1}, before the forward pass at w_t.
 
-        Args:
-            pooled: runs the user's function where the parameters are and returns the values of
-                this term, pooled over ranks and carrying their gradient; nothing is tracked.
-            previous: w_{t-1}.
-            independent: whether another batch will carry the gradient.
+        `pooled` runs the user's function where the parameters are; it returns the values of this
+        term, pooled over ranks and carrying their gradient. `independent`: another batch will
+        carry the gradient.
         """
 
     def observe(self, step: OpenStep, loss: Tensor) -> None:
-        """Take note of what the rest of the loss is in a call of the training, after `loss`.
-
-        Args:
-            step: the open step.
-            loss: g0 and the other terms, without gradient, averaged over ranks.
-        """
+        """Take note of the rest of the loss: g0 and the other terms, averaged over ranks."""
 
     def forget(self) -> None:
         """Drop what is kept of the calls since the last optimizer step: they are given up."""

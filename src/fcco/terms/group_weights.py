@@ -15,16 +15,13 @@ from ..rules.group_weights import Geometry, Scaling, ascend, block_factor
 from ..tracker import InnerTracker, Tracked
 from .base import AbstractTerm
 
-__all__ = ["GroupWeights"]
-
 
 class GroupWeights(AbstractTerm):
     r"""The losses of groups under weights that an adversary moves (OOA).
 
     For the update and the settings see `fcco.methods.Ooa`. The buffer `weights` holds p of the last
-    finished optimizer step. Several batches before a step (gradient accumulation, a step that a
-    GradScaler skipped) move p once: it is computed anew from `weights` and the losses of all of
-    them together. The gradient of each batch uses the p that was known then.
+    finished optimizer step. Several batches before a step move p once: it is computed anew from
+    `weights` and the losses of all of them together.
 
     Args:
         tracker: the losses of the groups in the batch: `ema_tracker(n, gamma=1.0, read="new")`.
@@ -52,9 +49,7 @@ class GroupWeights(AbstractTerm):
         _checks.one_of(call, "geometry", geometry, ("kl", "euclidean"))
         _checks.one_of(call, "scaling", scaling, ("unbiased", "batch"))
         if tracker.dim != 1 or tracker.log_space or tracker.read != "new":
-            raise ValueError(
-                f"`{call}(tracker=...)` must hold one loss per group: dim=1, read='new', no log."
-            )
+            raise ValueError(f"`{call}(tracker=...)` must have dim=1, read='new', no log.")
         super().__init__(tracker)
         self.branch_free = True
         self.rate, self.ratio, self.geometry, self.scaling = step, ratio, geometry, scaling

@@ -17,11 +17,6 @@ from ..rules.arrays import per_row
 from ..tracker import InnerTracker, for_model
 from .base import AbstractTerm
 
-__all__ = [
-    "AtLeast", "ConstraintTerm", "Equal", "Limit", "Limits", "Tolerance", "UnsampledTerm", "bounds",
-    "excess", "side", "violation",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class AtLeast:
@@ -61,14 +56,13 @@ def bounds(argument: str, name: Any, limit: Any) -> tuple[float, float]:
         high = math.inf if limit[1] is None else limit[1]
     if not (_is_number(low) and _is_number(high)):
         raise TypeError(
-            f"`{argument}` takes numbers (at most), `fcco.AtLeast(b)`, "
-            f"`fcco.Equal(b)` or (low, high), but that of `{name}` is: {limit!r}."
+            f"`{argument}` takes numbers (at most), `fcco.AtLeast(b)`, `fcco.Equal(b)` or "
+            f"(low, high), but that of `{name}` is: {limit!r}."
         )
     low, high = float(low), float(high)
     if not low <= high or (math.isinf(low) and math.isinf(high)):
         raise ValueError(
-            f"`{argument}` needs a finite limit of each, low <= high, but that of "
-            f"`{name}` is: {limit!r}. Leave out what has no limit."
+            f"`{argument}` needs a finite limit and low <= high; that of `{name}` is: {limit!r}."
         )
     return low, high
 
@@ -130,10 +124,7 @@ class Limits(KeepsPrecision):
         self.names = None if names is None else tuple(names)
         named = self.names or range(number)
         if {len(named), len(set(named))} != {number}:
-            raise ValueError(
-                f"`{call}(names=...)` must be {number} different names, one per block, but is: "
-                f"{self.names}."
-            )
+            raise ValueError(f"`{call}(names=...)` must be {number} different names: {self.names}.")
         if isinstance(tolerance, (AtLeast, Equal)):
             tolerance = [tolerance] * number
         high: Any = tolerance
@@ -142,17 +133,13 @@ class Limits(KeepsPrecision):
         if listed and not all(type(each) is float and math.isfinite(each) for each in tolerance):
             high = [0.0] * len(tolerance)  # of another length: refused below
             if len(tolerance) == number:
-                pairs = zip(named, tolerance, strict=True)
-                low, high = zip(
-                    *(bounds(f"{call}(tolerance=...)", *each) for each in pairs), strict=True
-                )
+                argument, pairs = f"{call}(tolerance=...)", zip(named, tolerance, strict=True)
+                low, high = zip(*(bounds(argument, *each) for each in pairs), strict=True)
                 low = like.new_tensor(low) if max(low) > -math.inf else None
         high = torch.as_tensor(high, dtype=like.dtype, device=like.device)
         if high.dim() > 1 or (high.dim() == 1 and len(high) != number):
-            raise ValueError(
-                f"`{call}(tolerance=...)` must be one number or {number}, one per block, but has "
-                f"shape {tuple(high.shape)}."
-            )
+            shape = tuple(high.shape)
+            raise ValueError(f"`{call}(tolerance=...)` must be one number or {number}: {shape}.")
         if low is None and not bool(high.isfinite().all()):
             raise ValueError(f"`{call}(tolerance=...)` must be finite but is: {tolerance}.")
         if low is not None and margin != 0 and bool((low == high).all()):
@@ -243,15 +230,7 @@ class ConstraintTerm(AbstractTerm):
 
 
 class UnsampledTerm(ConstraintTerm):
-    """Base of terms that see every constraint in each call, keep none and take one-sided limits.
-
-    Args:
-        call: the method's word, for the error text.
-        model: the model, for the precision and the device.
-        number: m.
-        limits: see `Limits`.
-        measure: measure the noise of the values, see `InnerTracker`.
-    """
+    """Base of terms that see every constraint in each call, keep none and take one-sided limits."""
 
     def __init__(
         self, call: str, model: nn.Module, number: int, limits: Any, measure: bool = False

@@ -13,28 +13,20 @@ from ..rules.arrays import per_row
 from ..tracker import OpenStep
 from ..tracker.blocks import segment
 
-__all__ = ["BlockParameters"]
-
 
 class BlockParameters(KeepsPrecision):
     r"""A table of parameters p_i, one row per block, kept beside the tracked values u_i.
 
-    They are minimised together with the weights,
-
-    .. math::
-        \min_{w,\,p}\; \frac1n\sum_{i=1}^n f\bigl(g_i(w; p_i)\bigr),
-
-    but are no parameters of your optimizer: a block is in few batches, and momentum or weight decay
-    would move it in all others too. The owner of the table reads some and proposes new ones by a
-    rule of its own, which become final when the optimizer's step ends. Several proposals for a
-    block within one step are averaged. One that was never set is NaN.
+    They are minimised together with the weights, but are no parameters of your optimizer: a block
+    is in few batches, and momentum or weight decay would move it in all others too. The owner of
+    the table reads some and proposes new ones by a rule of its own, which become final when the
+    optimizer's step ends. Several proposals for a block within one step are averaged. One that was
+    never set is NaN.
 
     Args:
         number: n, the number of blocks.
         dim: numbers per block.
         bounds: keep the parameters in this interval.
-        dtype: their precision; never narrowed by `.to(...)`.
-        device: where the table lives at first.
     """
 
     value: Tensor
@@ -62,13 +54,9 @@ class BlockParameters(KeepsPrecision):
     def propose(
         self, step: OpenStep, index: Tensor | None, values: Tensor, group: Group | None = None
     ) -> None:
-        """Give some blocks new parameters at the end of an optimizer step.
+        """Give some blocks (ids may repeat; None: all in order) new parameters at a step's end.
 
-        Args:
-            step: the step.
-            index: block ids, (B,), which may repeat; None for all in order.
-            values: the new rows, (B,) or (B, dim).
-            group: ranks whose proposals count as well; None when all ranks propose the same.
+        `group` are ranks whose proposals count as well; None when all ranks propose the same.
         """
         values = values.detach().to(self.value)
         if group is not None and index is not None:
