@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fcco
-from fcco.rules.capture import Captured, Packed
+from fcco._cuda_graphs import Captured, Packed
 from fcco.tracker import NonFiniteValue
 
 GROUPS, STEPS = 12, 40
@@ -136,7 +136,7 @@ def test_programs_find_the_same(build, rows, record, monkeypatch):
         data = [(x, None) for x, _ in data]
     expected = train(build, data)
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
-    monkeypatch.setattr("fcco.rules.capture.CAPTURE", record)
+    monkeypatch.setattr("fcco._cuda_graphs.CAPTURE", record)
     recorded: list[Captured] = []
 
     def replayed(self: Captured, held: Any) -> Any:

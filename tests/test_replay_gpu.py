@@ -26,7 +26,7 @@ pytestmark = [
 def test_a_run_is_that_of_a_cpu(build, rows, ids, capture, monkeypatch):
     data = [(x, None if build is mixed else index) for x, index in batches(rows)]
     expected = train(build, data)
-    monkeypatch.setattr("fcco.rules.capture.CAPTURE", capture)
+    monkeypatch.setattr("fcco._cuda_graphs.CAPTURE", capture)
     moved = [(x, None if index is None else index.to(ids)) for x, index in data]
     for ours, theirs in zip(train(build, moved, device="cuda"), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9, equal_nan=True)

@@ -1,4 +1,4 @@
-"""On a GPU: what an objective does between the forward and the backward pass, as one program."""
+"""Tracking, the loss and the writes at the end of a step as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._cuda_graphs import Captured, Packed
 from .rules.arrays import tensor
-from .rules.capture import Captured, Packed
 from .rules.track import value_of
 from .terms import AbstractTerm
 from .tracker import Blocks, Entries, OpenStep
@@ -20,10 +20,11 @@ __all__ = ["Replay"]
 
 
 class Replay:
-    """The calls and steps of one objective, each as one program.
+    """Runs tracking and loss of a call, and the writes at the end of a step, as CUDA graphs.
 
-    A program reads and writes the buffers of the terms where they are: `valid` tells whether they
-    still are there. What a call finds is kept in a `Packed` tree until the step is over.
+    A graph reads and writes the buffers of the terms where they were when it was recorded: `valid`
+    tells whether they still are there. The result of a call is kept as a `Packed` tree until the
+    step ends.
 
     Args:
         terms: those of the objective, all of them `branch_free`.
@@ -45,15 +46,15 @@ class Replay:
         now = self._present_views()
         return all(a is b for a, b in zip(now, self._views, strict=True))
 
-    def takes(self, entries: Mapping[str, Entries], step: OpenStep) -> bool:
-        """Whether a call with these entries can be a program: their number is that of its rows."""
+    def can_replay(self, entries: Mapping[str, Entries], step: OpenStep) -> bool:
+        """Whether the number of entries alone determines all shapes of a call."""
         return not step.updates and all(
             len(each.fresh) > 0 and (each.blocks.index is None or each.blocks.whole)
             for each in entries.values()
         )
 
     def loss(self, loss: Tensor | None, entries: Mapping[str, Entries], step: OpenStep) -> Tensor:
-        """The loss of a call; what it changes goes into the open step."""
+        """The loss of a call, differentiable; state updates go into the open step."""
         given: list[Any] = []
         for name, each in entries.items():
             tracker, blocks = self._terms[name].tracker, each.blocks
@@ -70,7 +71,10 @@ class Replay:
         return value_of(found.part(0), gradient_of=functools.reduce(torch.add, parts))
 
     def _call(self, loss: Any, before: Any, last: Any, *given: Any) -> Any:
-        """The loss, its derivatives by the entries of each term, and what the step changes."""
+        """The recorded function: the loss, its gradient by the entries of each term, the updates.
+
+        `given` holds four arguments for each term: name, values, ids or None, number of the step.
+        """
         known = dict[Any, Any]()
         step, lasts = OpenStep(known=known), {} if last is None else last.tree()[1]
         if before is not None:
@@ -104,14 +108,14 @@ class Replay:
                 step.losses[term] = sums
 
     def unpack(self, step: OpenStep) -> None:
-        """What earlier calls have found, for a call that is no program."""
+        """Turn the results of earlier calls into ordinary updates, for a call without a graph."""
         self._fill(step, step.packed)
         for tracker, number in step.numbers.items():
             step.updates[tracker] = step.updates[tracker]._replace(number=number)
         step.packed = None
 
     def finish(self, step: OpenStep) -> None:
-        """Write what a step changes."""
+        """Write the updates of a step."""
         packed = self._last = step.packed
         found = self._steps(packed)
         names = [name for name, term in self._terms.items() if term.tracker in step.numbers]
@@ -122,7 +126,7 @@ class Replay:
             tracker.stepped(step.numbers[tracker], blocks, good, update)
 
     def _step(self, packed: Packed) -> list[Any]:
-        """Write; return B1 of each term, and how good its values are."""
+        """The recorded function: write; return B1 and the finiteness flags of each term."""
         found = []
         for name, (update, write, _) in packed.tree()[1].items():
             tracker = self._terms[name].tracker

@@ -45,9 +45,9 @@ class _Step:
 
 
 class _Fixed(dict[str, Any]):
-    """The modules of an objective, and those of its `terms`: none is replaced, added or removed.
+    """A read-only dict of modules.
 
-    nn.Module would take any as `term`, beside the property, and the objective go on with its own.
+    Without it, `objective.term = ...` would register a module that is never used.
     """
 
     def _refuse(self, *_: Any) -> Any:
@@ -236,6 +236,10 @@ class Compositional(CheckedState):
         gradient: Function | None,
         gradient_index: Index,
     ) -> Tensor:
+        """Read the index; end the last step; evaluate at w_{t-1} and at w_t; track; combine.
+
+        Nothing of the objective changes before the last lines: the updates lie in an `OpenStep`.
+        """
         state, loop, previous = self._step, self._loop, self.previous
         updating = self.training and torch.is_grad_enabled()
         if state.closing:
@@ -292,7 +296,7 @@ class Compositional(CheckedState):
         step = None
         if updating:
             step = OpenStep() if state.open is None else state.open.copy()
-        if replay and past is None and step is not None and replay.takes(entries, step):
+        if replay and past is None and step is not None and replay.can_replay(entries, step):
             combined = replay.loss(loss, entries, step)
         else:
             if step is not None and step.packed is not None:
@@ -311,7 +315,7 @@ class Compositional(CheckedState):
         return combined
 
     def _find_replay(self) -> Any:
-        """What runs calls and steps as programs on a GPU, False where that cannot be."""
+        """The CUDA graphs of this objective; False where a part of it cannot be recorded."""
         if not (self._replay and self._replay.valid):
             if self._step.open is not None and self._step.open.packed is not None:
                 self._replay.unpack(self._step.open)
@@ -513,10 +517,18 @@ class Compositional(CheckedState):
         return result
 
     def _end_step_if_parameters_moved(self, one_rank: bool) -> None:
-        """End or undo the open step if the parameters have changed since it was evaluated.
+        """End or drop the open step if the parameters have changed since it was evaluated.
 
         Values of different w must not be pooled. In-place changes raise the version of a tensor,
         which costs nothing to read; the sum of all versions changes if any parameter does.
+
+        | since the last call | the open step |
+        |---|---|
+        | no change: accumulation, or a step that a GradScaler skipped | goes on |
+        | a step with hooks | was ended by `_after_step` |
+        | a change inside the step of an optimizer that runs a closure: L-BFGS | ends |
+        | a change by hand, no step was ever made | ends |
+        | another change: the first step of SAM, to be undone before the real one | is dropped |
         """
         state, loop, previous = self._step, self._loop, self.previous
         if loop.losses.dropped and loop.none_was_used(one_rank):  # before anything is pooled

@@ -42,7 +42,7 @@ class Method(NamedTuple):
             "method": self.name,
             "for": list(self.use),
             "needs": self.needs,
-            "without settings": not self.needs,
+            "without settings": "groups" if self.needs and "groups" in self.use else not self.needs,
             "second forward pass": self.second_pass,
             "use it when": self.when,
             "reference": self.reference,
