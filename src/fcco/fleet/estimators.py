@@ -164,10 +164,9 @@ class Tracking:
         return Updated(read, came, number, visit, changed, checked, forward)
 
     def width(self, run: Run, limit: Any = math.inf) -> tuple[Tensor, Tensor]:
-        """The width of the rounded kink with `smoothing="auto"`, and whether the error is known."""
-        pooled = Pooled(*run.state["pooled"])
-        gamma = run.numbers.get("gamma", pooled.gain)
-        return automatic_width(pooled, gamma, limit), pooled.steps > 0
+        """The width of the rounded kink with `smoothing="auto"`, and whether that is too early."""
+        pooled, number = Pooled(*run.state["pooled"]), run.state["u"].numel()
+        return automatic_width(pooled, number, limit), pooled.early(number)
 
 
 def _smoothing(term: OuterTerm) -> Numbers:
@@ -257,9 +256,9 @@ class CVaR(Tracking):
             return s, kink.to(u)
 
         if self.automatic:
-            width, known = self.width(run)
+            width, early = self.width(run)
             first = cvar.width_at_first(u, counted, ratio)  # so that all groups count alike
-            smoothing: Any = torch.where(known, width, first) * ratio
+            smoothing: Any = torch.where(early, first, width) * ratio
             s, kink = threshold(smoothing)
         else:
             if self.read == "old":

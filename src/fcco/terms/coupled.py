@@ -133,11 +133,11 @@ class OuterTerm(AbstractTerm):
         if step is None or not self.automatic:
             return None
         tracker = self.tracker
-        pooled, gamma = step.updates[tracker].rows.pooled, tracker.rule.gamma
-        width = automatic_width(pooled, pooled.gain if gamma is None else gamma, self._widest)
+        pooled, number = step.updates[tracker].rows.pooled, tracker.value.numel()
+        width, early = automatic_width(pooled, number, self._widest), pooled.early(number)
         if at_first is not None and isinstance(width, Tensor):  # to look would make the host wait
-            width = torch.where(pooled.steps > 0, width, at_first())
-        elif at_first is not None and pooled.steps == 0:
+            width = torch.where(early, at_first(), width)
+        elif at_first is not None and early:
             width = float(at_first())
         return width
 
