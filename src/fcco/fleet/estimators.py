@@ -164,9 +164,8 @@ class Tracking:
         return Updated(read, came, number, visit, changed, checked, forward)
 
     def width(self, run: Run, limit: Any = math.inf) -> tuple[Tensor, Tensor]:
-        """The width of the rounded kink with `smoothing="auto"`, and whether that is too early."""
-        pooled, number = Pooled(*run.state["pooled"]), run.state["u"].numel()
-        return automatic_width(pooled, number, limit), pooled.early(number)
+        """The width of the rounded kink with `smoothing="auto"`, and whether that is known."""
+        return automatic_width(Pooled(*run.state["pooled"]), run.state["u"].numel(), limit)
 
 
 def _smoothing(term: OuterTerm) -> Numbers:
@@ -256,9 +255,9 @@ class CVaR(Tracking):
             return s, kink.to(u)
 
         if self.automatic:
-            width, early = self.width(run)
+            width, known = self.width(run)
             first = cvar.width_at_first(u, counted, ratio)  # so that all groups count alike
-            smoothing: Any = torch.where(early, first, width) * ratio
+            smoothing: Any = torch.where(known, width, first) * ratio
             s, kink = threshold(smoothing)
         else:
             if self.read == "old":

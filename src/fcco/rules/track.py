@@ -237,8 +237,14 @@ step. Weights move losses through the memory of the optimizer and that of u; whi
 a loss drifts on, and weights must not follow a difference as small as that."""
 
 
-def automatic_width(pooled: Pooled, number: int, widest: Number = math.inf) -> Number:
-    """The width of the rounded kink with `smoothing="auto"`.
+ENOUGH = 50
+"""Squares of which D and V are means before they tell how wide the rounded kink must be."""
+
+
+def automatic_width(
+    pooled: Pooled, number: int, widest: Number = math.inf
+) -> tuple[Number, Number]:
+    """The width of the rounded kink with `smoothing="auto"`, and whether that is known.
 
     Args:
         pooled: what is known of all blocks.
@@ -246,10 +252,12 @@ def automatic_width(pooled: Pooled, number: int, widest: Number = math.inf) -> N
         widest: the largest useful width, for weakly convex functions.
     """
     noise, drift = pooled.noise_and_drift()
-    per_step = pooled.values / number * drift**0.5
+    by_noise = (noise * (pooled.of_noise - 1)) ** 0.5
+    by_drift = drift**0.5 * (pooled.values / number)
     # Above 0 by a hair: the envelope divides by lambda.
-    width = WIDTH_BY_NOISE * pooled.by_noise(noise) + WIDTH_BY_DRIFT * per_step + 1e-12
-    return width.clip(max=widest) if isinstance(width, Tensor) else min(width, widest)
+    width = WIDTH_BY_NOISE * by_noise + WIDTH_BY_DRIFT * by_drift + 1e-12
+    width = width.clip(max=widest) if isinstance(width, Tensor) else min(width, widest)
+    return width, pooled.values * pooled.steps >= ENOUGH
 
 
 class Pooled(NamedTuple):
@@ -282,14 +290,6 @@ class Pooled(NamedTuple):
         else:
             drift = drift.clip(0 * difference, difference)
         return (difference - drift) / 2, drift
-
-    def early(self, number: int) -> Number:
-        """Whether too few squares are known to tell which groups matter."""
-        return self.values * self.steps < min(number, 50)
-
-    def by_noise(self, noise: Number) -> Number:
-        """The error of u by noise."""
-        return (noise * (self.of_noise - 1)) ** 0.5
 
     def after(
         self,

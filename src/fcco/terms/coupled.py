@@ -134,10 +134,10 @@ class OuterTerm(AbstractTerm):
             return None
         tracker = self.tracker
         pooled, number = step.updates[tracker].rows.pooled, tracker.value.numel()
-        width, early = automatic_width(pooled, number, self._widest), pooled.early(number)
+        width, known = automatic_width(pooled, number, self._widest)
         if at_first is not None and isinstance(width, Tensor):  # to look would make the host wait
-            width = torch.where(early, at_first(), width)
-        elif at_first is not None and early:
+            width = torch.where(known, width, at_first())
+        elif at_first is not None and not known:
             width = float(at_first())
         return width
 
