@@ -252,7 +252,7 @@ def automatic_width(
         widest: the largest useful width, for weakly convex functions.
     """
     noise, drift = pooled.noise_and_drift()
-    by_noise = (noise * (pooled.of_noise - 1)) ** 0.5
+    by_noise = (noise * abs(pooled.of_noise - 1)) ** 0.5  # below 0 by rounding
     by_drift = drift**0.5 * (pooled.values / number)
     # Above 0 by a hair: the envelope divides by lambda.
     width = WIDTH_BY_NOISE * by_noise + WIDTH_BY_DRIFT * by_drift + 1e-12
@@ -350,7 +350,9 @@ class Statistics(NamedTuple):
         mixed = (self.difference * own + MIXED * pooled.difference) / (own + MIXED)
         square = self.difference + (self.visits <= FEW) * (mixed - self.difference)
         lag = self.of_drift + (1 - pooled.values / number)
-        parts = (self.of_noise * noise + lag * drift) / (pooled.difference + (pooled.difference == 0))
+        parts = (self.of_noise * noise + lag * drift) / (
+            pooled.difference + (pooled.difference == 0)
+        )
         known = (self.visits > 0) & (pooled.steps > 0)
         return where(known, (square * parts) ** 0.5, math.nan)
 

@@ -37,7 +37,7 @@ class CVaRTerm(OuterTerm):
         tracker: the tracker of g_i.
         ratio: r.
         smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule; a `Width`; or
-            `"auto"`, see `OuterTerm`. Before any group was seen twice, all groups then count alike.
+            `"auto"`, see `OuterTerm`. Until 50 values have come again, all groups then count alike.
     """
 
     threshold: Tensor

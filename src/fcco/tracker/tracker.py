@@ -815,10 +815,15 @@ class ErrorEstimate(KeepsPrecision):
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
-        low, high = rules.GAMMA_RANGE
-        gain = state["pooled"][-1].item() if "pooled" in state else low
-        if not low - 1e-6 <= gain <= high + 1e-6:  # rounding
-            raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {gain}.")
+        (low, high), rounding = rules.GAMMA_RANGE, 1e-6
+        pooled = Pooled(*state.get("pooled", self.pooled).tolist())
+        if not low - rounding <= pooled.gain <= high + rounding:
+            raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {pooled.gain}.")
+        if pooled.steps and not min(pooled.of_noise, pooled.of_drift) >= 1 - rounding:
+            raise ValueError(
+                f"`pooled` has factors of noise and drift below 1: {pooled.of_noise}, "
+                f"{pooled.of_drift}."
+            )
 
 
 class LateCheck:
