@@ -148,10 +148,11 @@ def test_the_error_of_noisy_values_that_drift_is_known_from_few_visits(gamma, si
         tracker(torch.as_tensor(g[chosen] + noise * rng.normal(size=size)), torch.as_tensor(chosen))
     error, estimate = tracker.rows.numpy() - g, tracker.estimate
     assert estimate is not None
-    known = estimate.visits.numpy() > 0
+    seen = tracker.seen
+    known = seen.numpy()
     true = np.mean(error[known] ** 2)
-    since = estimate.of_drift[known].mean() + 1 - size / number  # drift since the last visit
-    law = noise**2 * estimate.of_noise[known].mean() + drift**2 * since
+    since = estimate.of_drift[seen].mean() + 1 - size / number  # drift since the last visit
+    law = noise**2 * estimate.of_noise[seen].mean() + drift**2 * since
     assert law.item() == pytest.approx(true, rel=0.05)
     said = tracker.error().numpy()
     assert np.isnan(said).sum() == (~known).sum()

@@ -127,7 +127,8 @@ def main() -> None:
             met += good
             print(f"{model:<12}{batch:>7}{size:>6}{each:>6}{row['within_1']:>10.1%}"
                   f"{row['within_2']:>10.1%}{row['said_to_true']:>11.2f}{row['rms']:>10.3f}"
-                  f"{row['gamma']:>7.3f}{row['known']:>7.1%}{'' if good else '  MISSED'}")  # fmt: skip
+                  f"{row['gamma']:>7.3f}{row['known']:>7.1%}"
+                  f"{'' if good else '  MISSED'}")  # fmt: skip
     print(f"within the goals: {met} of {len(found)}")
     if options.json:
         print(json.dumps({"cases": found, "met": met}))

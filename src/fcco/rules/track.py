@@ -70,9 +70,9 @@ GAMMA_RANGE = (0.05, 0.95)
 noise and drift can hardly be told apart."""
 
 MEMORY = 3.0
-"""Visits that count at least: the k-th value after the first has weight 3 / (k + 3) or more. With
-1 / (k + 1), all alike, u would follow late where the drift is not seen: samples of a small group
-come in passes, so that those of a batch make up for those of the last, and differ more than noise."""
+"""With `gamma="auto"`, the k-th value after the first has weight 3 / (k + 3) or more. With the mean,
+1 / (k + 1), u would follow late where the drift is not seen: samples of a small group come in
+passes, those of a batch make up for those of the last, and so they differ by more than noise."""
 
 FEW, MIXED = 10, 5
 """Visits up to which the noise of a block is mixed with that of all, which counts as 5."""
