@@ -148,7 +148,7 @@ def test_the_error_of_noisy_values_that_drift_is_known_from_few_visits(gamma, si
         tracker(torch.as_tensor(g[chosen] + noise * rng.normal(size=size)), torch.as_tensor(chosen))
     error, estimate = tracker.rows.numpy() - g, tracker.estimate
     assert estimate is not None
-    seen = tracker.seen
+    seen = estimate.visits > 0  # a few start anew: their first value fits an outlier
     known = seen.numpy()
     true = np.mean(error[known] ** 2)
     since = estimate.of_drift[seen].mean() + 1 - size / number  # drift since the last visit

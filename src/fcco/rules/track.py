@@ -33,7 +33,7 @@ smallest error (the gain of a Kalman filter) solves :math:`\gamma^2\sigma^2 = (1
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,12 +70,12 @@ GAMMA_RANGE = (0.05, 0.95)
 noise and drift can hardly be told apart."""
 
 MEMORY = 3.0
-"""With `gamma="auto"`, the k-th value after the first has weight 3 / (k + 3) or more. With the mean,
-1 / (k + 1), u would follow late where the drift is not seen: samples of a small group come in
+"""With `gamma="auto"`, the k-th value after the first has weight 3 / (k + 3) or more. With
+1 / (k + 1) u would follow late where the drift is not seen: samples of a small group come in
 passes, those of a batch make up for those of the last, and so they differ by more than noise."""
 
-FEW, MIXED = 10, 5
-"""Visits up to which the noise of a block is mixed with that of all, which counts as 5."""
+FEW, MIXED = 20, 8
+"""Visits up to which the noise of a block is mixed with that of all, which counts as 8."""
 
 CLIP, EARLY = 100.0, 10
 """A square that enters D and V counts up to 100 V, or 10^4 while V is the mean of few numbers,
@@ -291,25 +291,15 @@ class Pooled(NamedTuple):
             drift = drift.clip(0 * difference, difference)
         return (difference - drift) / 2, drift
 
-    def after(
-        self,
-        moved: Number,
-        missed: Number,
-        of_noise: Number,
-        of_drift: Number,
-        number: Number,
-        automatic: bool,
-    ) -> Pooled:
+    def after(self, sums: Sequence[Number], automatic: bool) -> Pooled:
         """After a step.
 
         Args:
-            moved: sum of (fresh_t - fresh_{t-1})^2 over the blocks that came again.
-            missed: sum of (fresh_t - u_t)^2 over these.
-            of_noise: sum of a.
-            of_drift: sum of b.
-            number: how many numbers these sums have.
+            sums: of (fresh_t - fresh_{t-1})^2, of (fresh_t - u_t)^2, of a and of b over the blocks
+                that came again; and how many numbers these are.
             automatic: whether u is averaged with the gain, which then moves.
         """
+        moved, missed, of_noise, of_drift, number = sums
         some = (number > 0) * 1.0
         count = number + (1 - some)
         steps = self.steps + some * (self.steps < POOLED_HORIZON)
@@ -319,11 +309,11 @@ class Pooled(NamedTuple):
         misfit = (steps == 2) * (self.innovation > 100 * new[1]) * some
         weight = misfit + (1 - misfit) * weight
         means = [old + weight * (now - old) for old, now in zip(self[:5], new, strict=True)]
-        found, gain = Pooled(*means, steps, self.gain), self.gain
+        found = Pooled._make([*means, steps, self.gain])
         if automatic:
             best = best_gamma(*found.noise_and_drift())
-            gain = gain + (best - gain) * some / POOLED_HORIZON
-        return found._replace(gain=gain)
+            found = found._replace(gain=self.gain + (best - self.gain) * some / POOLED_HORIZON)
+        return found
 
 
 class Statistics(NamedTuple):
@@ -446,7 +436,7 @@ class Statistics(NamedTuple):
         else:  # Python's numbers are the fastest
             sums = [float(np.vdot(one, other)) for one, other in pairs]
             sums.append(float(each.sum()))
-        return statistics, pooled.after(*sums, automatic)
+        return statistics, pooled.after(sums, automatic)
 
 
 class Rows(NamedTuple):
