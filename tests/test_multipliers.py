@@ -91,7 +91,8 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
     w = np.zeros(DIM)
     u, latest, d, visits, nu = (np.zeros(M) for _ in range(5))
     sigma2, margin = np.zeros(M), np.zeros(M)
-    pooled_d = pooled_v = pooled_n = 0.0
+    a, b = np.zeros(M), np.zeros(M)
+    pooled_d = pooled_v = pooled_a = pooled_b = pooled_n = 0.0
     gain, omega, a2, active, d0, last, nf = 0.5, 0.0, 0.0, 0, 0.0, 0.0, 1.0
     reach = 0.06 * math.sqrt(2 * math.log(M))
     sign = np.where(np.isinf(high), -1.0, 1.0)
@@ -103,9 +104,12 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
         loss, gradient = residual @ residual / 2, residual.copy()
         fresh = A @ w + problem.noise[t]
         old = u.copy()
-        share = M / len(index)
+        share, factors = M / len(index), {}
         for i in index:  # track, and read the new value with the units of the last step
-            weight = max(1 / (visits[i] + 1), gain)
+            weight = max(3 / (visits[i] + 3), gain)
+            factors[i] = 1 + a[i], b[i] + 1
+            a[i] = (1 - weight) ** 2 * a[i] + weight**2
+            b[i] = (1 - weight) ** 2 * (b[i] + 1)
             u[i] = fresh[i] if visits[i] == 0 else u[i] + weight * (fresh[i] - u[i])
             own = sigma2[i] if sigma2[i] > 0 else pooled_d
             kappa = math.sqrt(d0 / a2) / (own * max(omega, 1)) if a2 > 0 else 0.0
@@ -128,7 +132,11 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
             weight = 1 / min(pooled_n, 50)
             pooled_d += weight * (np.mean(moved) - pooled_d)
             pooled_v += weight * (np.mean(missed) - pooled_v)
-            drift = (pooled_v * (2 - gain) - 2 * pooled_d) * gain / (1 - gain)
+            means = np.mean([factors[i] for i in seen], axis=0)
+            pooled_a += weight * (means[0] - pooled_a)
+            pooled_b += weight * (means[1] - pooled_b)
+            apart = 2 * pooled_b - pooled_a
+            drift = 2 * (pooled_v - pooled_a * pooled_d) * apart / (apart**2 + 1e-3)
             drift = min(max(drift, 0), 2 * pooled_d)
             ratio = drift / (pooled_d - drift / 2) if drift < 2 * pooled_d else math.inf
             best = (math.sqrt(ratio**2 + 4 * ratio) - ratio) / 2 if ratio < math.inf else 1.0

@@ -127,3 +127,33 @@ def test_the_tracking_error_in_its_limits() -> None:
     at_limit = law(1.0, 5, 5, drift=0.3, value_noise=2.0, samples=2)
     assert at_limit == 4.0 / 2, "all blocks, gamma = 1: the noise of the batch"
     assert law(1.0, 5, 4, drift=0.3, correction=0.0) > 0
+
+
+@pytest.mark.parametrize(("size", "steps"), [(8000, 3), (8000, 12), (2000, 40)])
+@pytest.mark.parametrize("gamma", ["auto", 0.3, 1.0])
+def test_the_error_of_noisy_values_that_drift_is_known_from_few_visits(gamma, size, steps):
+    """Blocks come at each step or at random, while gamma falls; noise and drift are normal."""
+    noise, drift, number = 1.0, 0.5, 8000
+    tracker = fcco.tracker.InnerTracker(
+        number, gamma=gamma, correction=0.0, measure=True, dtype=torch.float64
+    )
+    rng, g = np.random.default_rng(0), np.zeros(number)
+    for _ in range(steps):
+        g = g + drift * np.sqrt(size / number) * rng.normal(size=number)
+        chosen = rng.permutation(number)[:size]
+        tracker(torch.as_tensor(g[chosen] + noise * rng.normal(size=size)), torch.as_tensor(chosen))
+    error, estimate = tracker.rows.numpy() - g, tracker.estimate
+    assert estimate is not None
+    seen = estimate.visits > 0  # a few start anew: their first value fits an outlier
+    known = seen.numpy()
+    true = np.mean(error[known] ** 2)
+    since = estimate.of_drift[seen].mean() + 1 - size / number  # drift since the last visit
+    law = noise**2 * estimate.of_noise[seen].mean() + drift**2 * since
+    assert law.item() == pytest.approx(true, rel=0.05)
+    said = tracker.error().numpy()
+    assert np.isnan(said).sum() == (~known).sum()
+    off = abs(error / said)[known]
+    tolerance = 0.2 if gamma == 1.0 else 0.1  # all is noise then
+    assert np.mean(said[known] ** 2) == pytest.approx(true, rel=tolerance)
+    assert np.mean(off < 1) == pytest.approx(0.683, abs=0.06)
+    assert 0.92 <= np.mean(off < 2) <= 0.98

@@ -20,7 +20,7 @@ from torch import Tensor
 from .inputs import Index
 from .outer import project_capped_simplex
 from .rules.arrays import tensor
-from .rules.track import correction_weight, standard_errors
+from .rules.track import Pooled, correction_weight
 from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
 
@@ -517,9 +517,10 @@ def _behind(facts: _Facts) -> _Found:
     if lag <= max(2, tracker.steps / 4):
         return None
     if tracker.rule.gamma is None and tracker.estimate is not None:
-        difference, innovation, steps, gain = tracker.estimate.pooled.tolist()
-        by_noise, by_lag = standard_errors(difference, innovation, gain)
-        if steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better
+        pooled = Pooled(*tracker.estimate.pooled.tolist())
+        noise, drift = pooled.noise_and_drift()
+        by_noise, by_lag = (pooled.of_noise - 1) * noise, (pooled.of_drift - 1) * drift
+        if pooled.steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better
             return None
     return {"lag": lag, "blocks": blocks, "number": number, "gamma": gamma,
             "steps": tracker.steps}  # fmt: skip

@@ -146,10 +146,8 @@ class Tracking:
         return Updated(read, came, number, visit, changed, checked, forward)
 
     def width(self, run: Run, limit: Any = math.inf) -> tuple[Tensor, Tensor]:
-        """The width of the rounded kink with `smoothing="auto"`, and whether the error is known."""
-        pooled = Pooled(*run.state["pooled"])
-        gamma = run.numbers.get("gamma", pooled.gain)
-        return automatic_width(pooled, gamma, limit), pooled.steps > 0
+        """The width of the rounded kink with `smoothing="auto"`, and whether that is known."""
+        return automatic_width(Pooled(*run.state["pooled"]), run.state["u"].numel(), limit)
 
 
 def _smoothing(term: OuterTerm) -> Numbers:

@@ -8,29 +8,32 @@ Every tracker of the library is one formula (Alg. 1, line 7),
 with :math:`\gamma' = 0` (moving average, SOX), MSVR's :math:`\gamma'` (SONX, SONEX) or
 :math:`\theta\gamma` (ALEXR).
 
-The error of u comes from the batches alone. A block that is visited again shows two things. Its
+The error of u comes from the batches alone. With noise of variance :math:`\sigma^2` in a batch
+value, and a g_i that moves between visits by steps of variance q, the error of u after any weights
+w of the new values is
+
+.. math::
+    \mathbb E(u_i-g_i)^2 = a_i\,\sigma^2 + b_i\,q, \qquad
+    a_i \leftarrow (1-w)^2 a_i + w^2, \quad b_i \leftarrow (1-w)^2 (b_i + 1),
+
+with a = 1 and b = 0 after the first visit. A block that is visited again shows two things. Its
 batch value differs from the last one, by noise and a little motion; and it differs from u, by noise
-and all the motion that u has not followed yet. With noise of variance :math:`\sigma^2` in a batch
-value, and a g_i that moves by steps of variance q between visits,
+and all the motion that u has not followed yet:
 
 .. math::
     D = \mathbb E(\text{fresh}_t - \text{fresh}_{t-1})^2 = 2\sigma^2 + q, \qquad
-    V = \mathbb E(\text{fresh}_t - u_t)^2 = \frac{2\sigma^2 + q/\gamma}{2-\gamma}.
+    V = \mathbb E(\text{fresh}_t - u_t)^2 = (1+a)\,\sigma^2 + (b+1)\,q.
 
-Two equations for two unknowns. The error of u after the visit, and the weight that makes it
-smallest (the gain of a Kalman filter), follow:
-
-.. math::
-    \mathbb E(u-g)^2 = \frac{\gamma\sigma^2 + q(1-\gamma)^2/\gamma}{2-\gamma}, \qquad
-    \gamma^2\sigma^2 = (1-\gamma)\,q.
-
-At :math:`\gamma = 1`, V is D whatever the unknowns are: all of it then counts as noise.
+Averages over many visits, of both squares and of the factors 1 + a and b + 1 that belong to them,
+are two equations for two unknowns. For :math:`\gamma=1`, or while all blocks come for the second
+time, they are the same equation; all of it then counts as noise. The constant weight with the
+smallest error (the gain of a Kalman filter) solves :math:`\gamma^2\sigma^2 = (1-\gamma)\,q`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,8 +54,6 @@ __all__ = [
     "best_gamma",
     "correction_weight",
     "log_track",
-    "noise_and_drift",
-    "standard_errors",
     "theory_correction",
     "track",
     "value_of",
@@ -67,6 +68,14 @@ POOLED_HORIZON = 50
 GAMMA_RANGE = (0.05, 0.95)
 """What `best_gamma` is kept in. Below, u would hardly notice that the drift has grown again; above,
 noise and drift can hardly be told apart."""
+
+MEMORY = 3.0
+"""With `gamma="auto"`, the k-th value after the first has weight 3 / (k + 3) or more. With
+1 / (k + 1) u would follow late where the drift is not seen: samples of a small group come in
+passes, those of a batch make up for those of the last, and so they differ by more than noise."""
+
+FEW, MIXED = 20, 8
+"""Visits up to which the noise of a block is mixed with that of all, which counts as 8."""
 
 CLIP, EARLY = 100.0, 10
 """A square that enters D and V counts up to 100 V, or 10^4 while V is the mean of few numbers,
@@ -208,35 +217,6 @@ def correction_weight(
 # The error of u.
 
 
-def noise_and_drift(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
-    r"""Solve for :math:`\sigma^2` and q, both at least 0, from D and V.
-
-    Close to gamma = 1, where V is D in any case, q is 0.
-
-    Example:
-        >>> noise, drift, gamma = 4.0, 1.0, 0.2
-        >>> innovation = (2 * noise + drift / gamma) / (2 - gamma)
-        >>> found = noise_and_drift(2 * noise + drift, innovation, gamma)
-        >>> [round(each, 4) for each in found]
-        [4.0, 1.0]
-    """
-    told_apart = gamma * (gamma <= GAMMA_RANGE[1])
-    excess = innovation * (2 - gamma) - difference
-    drift = excess * (told_apart / (1 - told_apart))
-    if isinstance(drift, float):
-        drift = min(max(drift, 0.0), difference)
-    else:
-        drift = drift.clip(0 * difference, difference)
-    return (difference - drift) / 2, drift
-
-
-def standard_errors(difference: Number, innovation: Number, gamma: Number) -> tuple[Number, Number]:
-    """The standard errors of u after a visit, by noise and by lag, from D and V."""
-    noise, drift = noise_and_drift(difference, innovation, gamma)
-    by_lag = drift * ((1 - gamma) ** 2 / (gamma * (2 - gamma)))
-    return (noise * gamma / (2 - gamma)) ** 0.5, by_lag**0.5
-
-
 def best_gamma(noise: Number, drift: Number) -> Number:
     """The weight of the new value with the smallest error, within `GAMMA_RANGE`.
 
@@ -251,56 +231,89 @@ def best_gamma(noise: Number, drift: Number) -> Number:
     return min(max(best, low), high) if isinstance(best, float) else best.clip(low, high)
 
 
-WIDTH_BY_NOISE, WIDTH_BY_LAG = 4.0, 8.0
-"""Width of the rounded kink with `smoothing="auto"`, in errors of u by noise and by lag."""
+WIDTH_BY_NOISE, WIDTH_BY_DRIFT = 4.0, 128.0
+"""Width of the rounded kink with `smoothing="auto"`: in errors of u by noise, and in the drift of a
+step. Weights move losses through the memory of the optimizer and that of u; while the loop answers,
+a loss drifts on, and weights must not follow a difference as small as that."""
 
 
-def automatic_width(pooled: Pooled, gamma: Number, widest: Number = math.inf) -> Number:
-    """The width of the rounded kink with `smoothing="auto"`.
+ENOUGH = 50
+"""Squares of which D and V are means before they tell how wide the rounded kink must be."""
+
+
+def automatic_width(
+    pooled: Pooled, number: int, widest: Number = math.inf
+) -> tuple[Number, Number]:
+    """The width of the rounded kink with `smoothing="auto"`, and whether that is known.
 
     Args:
         pooled: what is known of all blocks.
-        gamma: weight of the new value.
+        number: of the numbers that are tracked, n d1.
         widest: the largest useful width, for weakly convex functions.
     """
-    noise, lag = standard_errors(pooled.difference, pooled.innovation, gamma)
+    noise, drift = pooled.noise_and_drift()
+    by_noise = (noise * abs(pooled.of_noise - 1)) ** 0.5  # below 0 by rounding
+    by_drift = drift**0.5 * (pooled.values / number)
     # Above 0 by a hair: the envelope divides by lambda.
-    width = WIDTH_BY_NOISE * noise + WIDTH_BY_LAG * lag + 1e-12
-    return width.clip(max=widest) if isinstance(width, Tensor) else min(width, widest)
+    width = WIDTH_BY_NOISE * by_noise + WIDTH_BY_DRIFT * by_drift + 1e-12
+    width = width.clip(max=widest) if isinstance(width, Tensor) else min(width, widest)
+    return width, pooled.values * pooled.steps >= ENOUGH
 
 
 class Pooled(NamedTuple):
-    """What is known of all blocks together."""
+    """What is known of all blocks together, over the last steps in which some came again."""
 
-    difference: Number  # D over the last steps
-    innovation: Number  # V over the last steps
+    difference: Number  # D
+    innovation: Number  # V
+    of_noise: Number  # 1 + a, the factor of sigma^2 in V
+    of_drift: Number  # b + 1, that of q
+    values: Number  # how many squares a step gives
     steps: Number  # how many steps these are, up to `POOLED_HORIZON`
     gain: Number  # the weight of the new value that was best so far
 
-    def after(self, moved: Number, missed: Number, number: Number, automatic: bool) -> Pooled:
+    def noise_and_drift(self) -> tuple[Number, Number]:
+        r"""Solve for :math:`\sigma^2` and q, both at least 0.
+
+        Example:
+            >>> noise, drift, a, b = 4.0, 1.0, 0.2, 1.5
+            >>> innovation = (1 + a) * noise + (b + 1) * drift
+            >>> pooled = Pooled(2 * noise + drift, innovation, 1 + a, b + 1, 8, 50, 0.2)
+            >>> [round(each, 2) for each in pooled.noise_and_drift()]
+            [4.0, 1.0]
+        """
+        difference, innovation, of_noise, of_drift = self[:4]
+        told_apart = 2 * of_drift - of_noise
+        drift = 2 * innovation - of_noise * difference
+        drift = drift * told_apart / (told_apart**2 + 1e-3)  # 0 where they are not told apart
+        if isinstance(drift, float):
+            drift = min(max(drift, 0.0), difference)
+        else:
+            drift = drift.clip(0 * difference, difference)
+        return (difference - drift) / 2, drift
+
+    def after(self, sums: Sequence[Number], automatic: bool) -> Pooled:
         """After a step.
 
         Args:
-            moved: sum of (fresh_t - fresh_{t-1})^2 over the blocks that came again.
-            missed: sum of (fresh_t - u_t)^2 over these.
-            number: how many numbers these sums have.
+            sums: of (fresh_t - fresh_{t-1})^2, of (fresh_t - u_t)^2, of a and of b over the blocks
+                that came again; and how many numbers these are.
             automatic: whether u is averaged with the gain, which then moves.
         """
-        difference, innovation, steps, gain = self
+        moved, missed, of_noise, of_drift, number = sums
         some = (number > 0) * 1.0
-        number, steps = number + (1 - some), steps + some * (steps < POOLED_HORIZON)
+        count = number + (1 - some)
+        steps = self.steps + some * (self.steps < POOLED_HORIZON)
         weight = some / (steps + (steps == 0))
-        moved, missed = moved / number, missed / number
+        new = (moved / count, missed / count, 1 + of_noise / count, 1 + of_drift / count, number)
         # Of two first samples the smaller is taken where they do not fit: the other is an outlier.
-        misfit = (steps == 2) * (innovation > 100 * missed) * some
-        difference = difference + misfit * (moved - difference)
-        innovation = innovation + misfit * (missed - innovation)
-        difference = difference + weight * (moved - difference)
-        innovation = innovation + weight * (missed - innovation)
+        misfit = (steps == 2) * (self.innovation > 100 * new[1]) * some
+        weight = misfit + (1 - misfit) * weight
+        means = [old + weight * (now - old) for old, now in zip(self[:5], new, strict=True)]
+        found = Pooled._make([*means, steps, self.gain])
         if automatic:
-            best = best_gamma(*noise_and_drift(difference, innovation, gain))
-            gain = gain + (best - gain) * some / POOLED_HORIZON
-        return Pooled(difference, innovation, steps, gain)
+            best = best_gamma(*found.noise_and_drift())
+            found = found._replace(gain=self.gain + (best - self.gain) * some / POOLED_HORIZON)
+        return found
 
 
 class Statistics(NamedTuple):
@@ -308,9 +321,30 @@ class Statistics(NamedTuple):
 
     latest: Array  # the last batch value of each, (B,) or (B, d1)
     difference: Array  # D of each
-    innovation: Array  # V of each
-    visits: Array  # how often each was visited, up to `HORIZON`, (B,) or (B, 1); D and V need two
+    visits: Array  # how often each was visited, up to `HORIZON`, (B,) or (B, 1); D needs two
+    of_noise: Array  # a of each, the factor of sigma^2 in the squared error of u; like visits
+    of_drift: Array  # b of each, that of q; like visits
     largest: Array  # the largest square of each that was too large to count in full
+
+    def errors(self, pooled: Pooled, number: int) -> Array:
+        """The standard error of u as an estimate of what g_i is now; NaN where it is not known.
+
+        A block has noise of its own, at first that of all; its drift is that of all, in proportion.
+        Since its last visit it has drifted on, in expectation by a visit's share.
+
+        Args:
+            pooled: what is known of all blocks.
+            number: of the numbers that are tracked, n d1.
+        """
+        own, (noise, drift) = (self.visits - 1).clip(0), pooled.noise_and_drift()
+        mixed = (self.difference * own + MIXED * pooled.difference) / (own + MIXED)
+        square = self.difference + (self.visits <= FEW) * (mixed - self.difference)
+        lag = self.of_drift + (1 - pooled.values / number)
+        parts = (self.of_noise * noise + lag * drift) / (
+            pooled.difference + (pooled.difference == 0)
+        )
+        known = (self.visits > 0) & (pooled.steps > 0)
+        return where(known, (square * parts) ** 0.5, math.nan)
 
     def bounded(self, pooled: Pooled, fresh: Array, old: Array) -> tuple[Array, Array]:
         """Batch values for the statistics, and to track: one moves u by a bounded amount.
@@ -323,7 +357,7 @@ class Statistics(NamedTuple):
         if not isinstance(fresh, Tensor) and pooled.steps == 0:
             return fresh, fresh
         innovation = fresh - old
-        scale = self.innovation.clip(pooled.innovation) ** 0.5
+        scale = self.difference.clip(pooled.innovation) ** 0.5
         limit = (FAR**0.5 * scale).clip(self.largest**0.5).clip(_second_largest(abs(innovation)))
         # A first value is what it is; so is one after another that was as far.
         free = (self.visits == 0) | (scale == 0) | (abs(self.latest - old) > limit)
@@ -333,7 +367,13 @@ class Statistics(NamedTuple):
         return fresh.clip(-most, most), held
 
     def after(
-        self, pooled: Pooled, fresh: Array, old: Array, came: Any, automatic: bool
+        self,
+        pooled: Pooled,
+        fresh: Array,
+        old: Array,
+        came: Any,
+        gamma: Number,
+        automatic: bool,
     ) -> tuple[Statistics, Pooled]:
         """After a visit; one square counts up to 100 V, a block whose level changed starts anew.
 
@@ -342,9 +382,14 @@ class Statistics(NamedTuple):
             fresh: batch values; those of a block that did not come must be `latest`.
             old: u before the visit; on a first visit it does not count.
             came: which blocks came; True for all.
+            gamma: weight of the fresh value in u; on a first visit it does not count.
             automatic: see `Pooled.after`.
         """
-        again = (self.visits > 0) * came  # the first visit has nothing to compare with
+        known = self.visits.clip(max=1)
+        again = known * came  # the first visit has nothing to compare with
+        new = (1 - (1 - gamma) * known) * came  # the weight of the fresh value
+        kept = (1 - new) ** 2
+        of_noise, of_drift = kept * self.of_noise + new * new, kept * (self.of_drift + came)
         weight = again / (self.visits + (self.visits == 0))
         visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
         moved, missed = fresh - self.latest, fresh - old
@@ -357,10 +402,11 @@ class Statistics(NamedTuple):
             where: Any = torch.where if isinstance(moved, Tensor) else np.where
             beyond = missed > CLIP * pooled.innovation
             clip = CLIP * (1 + 99 * (pooled.steps * again.sum() < EARLY))
-            scale, before = self.innovation.clip(pooled.innovation), (self.latest - old) ** 2
+            scale, before = self.difference.clip(pooled.innovation), (self.latest - old) ** 2
             far = (missed > FAR * scale) & (before > FAR * scale) & (scale > 0)
             # u is then the mean of two: of the first and this value, if those fit each other.
-            fits = (moved < NEAR * missed) | ((fresh + self.latest - 2 * old) ** 2 < NEAR * missed)
+            first = old + MEMORY * (old - self.latest)
+            fits = (moved < NEAR * missed) | ((fresh - first) ** 2 < NEAR * missed)
             third = (self.visits == 2) & fits & (before > 0)
             third = third & (beyond | (pooled.steps < 3))
             changed = ((far & (moved < missed / 9)) | third) & (again > 0)
@@ -377,17 +423,20 @@ class Statistics(NamedTuple):
         statistics = Statistics(
             latest=fresh,
             difference=self.difference + weight * (moved - self.difference),
-            innovation=self.innovation + weight * (missed - self.innovation),
             visits=visits,
+            of_noise=of_noise,
+            of_drift=of_drift,
             largest=extreme,
         )
+        each, shares = again + 0 * moved, (self.of_noise, self.of_drift)
+        rows = each if each.ndim == 1 else each.sum(1, keepdims=True)
+        pairs = ((each, moved), (each, missed), *((rows, share) for share in shares))
         if isinstance(moved, Tensor):
-            sums = ((moved * again).sum(), (missed * again).sum(), (again + 0 * moved).sum())
+            sums = [*((one * other).sum() for one, other in pairs), each.sum()]
         else:  # Python's numbers are the fastest
-            each = (again + 0 * moved).reshape(-1)
-            sums = (float(moved.reshape(-1) @ each), float(missed.reshape(-1) @ each))
-            sums = (*sums, float(each.sum()))
-        return statistics, pooled.after(*sums, automatic)
+            sums = [float(np.vdot(one, other)) for one, other in pairs]
+            sums.append(float(each.sum()))
+        return statistics, pooled.after(sums, automatic)
 
 
 class Rows(NamedTuple):
@@ -459,8 +508,7 @@ class Track:
         gamma: Any = self.gamma
         if gamma is None:
             assert statistics is not None and pooled is not None
-            # A block's first values are averaged: the k-th has weight 1/k, or the gain if larger.
-            gamma = (1 / (statistics.visits + 1)).clip(pooled.gain)
+            gamma = (MEMORY / (statistics.visits + MEMORY)).clip(pooled.gain)
         correction: Any = 0.0
         if previous is not None:
             correction = correction_weight(self.correction, gamma, self.number, blocks)
@@ -476,7 +524,7 @@ class Track:
                 first = ~repeated if isinstance(repeated, Tensor) else not repeated
                 visited = first & visited
             automatic = self.gamma is None
-            statistics, pooled = statistics.after(pooled, fresh, old, visited, automatic)
+            statistics, pooled = statistics.after(pooled, fresh, old, visited, gamma, automatic)
         return Visit(before, after, counted, statistics, pooled)
 
 

@@ -58,12 +58,12 @@ def as_lambda(call: str, outer: AbstractOuter, smoothing: Smoothing) -> Schedule
 class OuterTerm(AbstractTerm):
     r"""A term with an outer function f, smoothed or not.
 
-    With `smoothing="auto"` the rounded kink is as wide as the estimates are wrong, see
-    docs/concepts/automatic-settings.md:
+    With `smoothing="auto"` the rounded kink is as wide as the estimates are wrong and as a value
+    drifts in 128 steps, see docs/concepts/smoothing.md:
 
     .. math::
         \lambda\cdot\text{jump} = 4\,\text{error of } u \text{ by noise}
-            + 8\,\text{error of } u \text{ by lag}
+            + 128\,\text{drift of } g \text{ in a step}
 
     Args:
         outer: f.
@@ -133,11 +133,11 @@ class OuterTerm(AbstractTerm):
         if step is None or not self.automatic:
             return None
         tracker = self.tracker
-        pooled, gamma = step.updates[tracker].rows.pooled, tracker.rule.gamma
-        width = automatic_width(pooled, pooled.gain if gamma is None else gamma, self._widest)
+        pooled, number = step.updates[tracker].rows.pooled, tracker.value.numel()
+        width, known = automatic_width(pooled, number, self._widest)
         if at_first is not None and isinstance(width, Tensor):  # to look would make the host wait
-            width = torch.where(pooled.steps > 0, width, at_first())
-        elif at_first is not None and pooled.steps == 0:
+            width = torch.where(known, width, at_first())
+        elif at_first is not None and not known:
             width = float(at_first())
         return width
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class CVaRTerm(OuterTerm):
         tracker: the tracker of g_i.
         ratio: r.
         smoothing: lambda (the quadratic zone has width lambda / r), 0, or a schedule; a `Width`; or
-            `"auto"`, see `OuterTerm`. Before any group was seen twice, all groups then count alike.
+            `"auto"`, see `OuterTerm`. Until 50 values have come again, all groups then count alike.
     """
 
     threshold: Tensor
@@ -78,7 +79,7 @@ class CVaRTerm(OuterTerm):
             present = table = tracker.table_with(step)
             if old and moves:  # what the gradient reads
                 table = tracker.table_with(step, tracked)
-        width = self.width_of(step, lambda: rules.width_at_first(*table, ratio))
+        width = self.width_of(step, partial(rules.width_at_first, *table, ratio))
         smoothing = self.smoothing if width is None else width * ratio
         if moves:
             last = None if known is None else known[0]

@@ -231,7 +231,7 @@ class InnerTracker(KeepsPrecision):
         """The weight of the fresh value; with `"auto"` the present one, read from the device."""
         if self.rule.gamma is None:
             assert self.estimate is not None
-            return self.estimate.pooled[3].item()
+            return self.estimate.pooled[-1].item()
         return self.rule.gamma
 
     @property
@@ -253,9 +253,9 @@ class InnerTracker(KeepsPrecision):
         known = self.estimate
         if known is None:
             return torch.full_like(self.rows, torch.nan)
-        gamma = known.pooled[3] if self.rule.gamma is None else self.rule.gamma
-        errors = torch.hypot(*rules.standard_errors(known.difference, known.innovation, gamma))
-        return torch.where(per_row(known.visits > 1, errors), errors, torch.nan)
+        rows = [known.get_buffer(name) for name in Statistics._fields]
+        rows = [r if self.dim == 1 or r.ndim > 1 else r[:, None] for r in rows]
+        return Statistics(*rows).errors(Pooled(*known.pooled), self.value.numel())
 
     @property
     def corrects(self) -> bool:
@@ -344,7 +344,8 @@ class InnerTracker(KeepsPrecision):
             if self.estimate is not None:
                 known |= {name: view(part) for name, part in self.estimate.named_buffers()}
             if self.dim > 1:  # to go with rows of u
-                known |= {name: known[name][:, None] for name in {"seen", "visits"} & known.keys()}
+                by_block = {"seen", "visits", "of_noise", "of_drift"}
+                known |= {name: known[name][:, None] for name in by_block & known.keys()}
             self._views.found = known
         return self._views.found
 
@@ -762,7 +763,8 @@ class InnerTracker(KeepsPrecision):
         means, index = tensor(batch.mean(batch.fresh)), tensor(batch.index)
         if self.estimate is not None:
             self.estimate.latest[index] = means
-            self.estimate.visits[index] = 1
+            self.estimate.visits[index] = self.estimate.of_noise[index] = 1
+            self.estimate.of_drift[index] = 0
         self.rows[index] = means
         self.seen[index] = True
 
@@ -787,7 +789,7 @@ class InnerTracker(KeepsPrecision):
 
 
 class ErrorEstimate(KeepsPrecision):
-    """The statistics D and V of `fcco.rules.track`, of each block and of all together.
+    """The statistics of `fcco.rules.track`, of each block and of all together.
 
     Args:
         like: the table u, whose shape, precision and device they take.
@@ -795,26 +797,33 @@ class ErrorEstimate(KeepsPrecision):
 
     latest: Tensor
     difference: Tensor
-    innovation: Tensor
     visits: Tensor
+    of_noise: Tensor
+    of_drift: Tensor
     largest: Tensor
     pooled: Tensor
-    never_negative = ("difference", "innovation", "visits", "largest", "pooled")
+    never_negative = ("difference", "visits", "of_noise", "of_drift", "largest", "pooled")
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        for name in ("latest", "difference", "innovation", "largest"):
+        for name in ("latest", "difference", "largest"):
             self.register_buffer(name, torch.zeros_like(like))
-        self.register_buffer("visits", like.new_zeros(len(like)))
-        self.register_buffer("pooled", like.new_tensor([0.0, 0.0, 0.0, 0.5]))
+        for name in ("visits", "of_noise", "of_drift"):
+            self.register_buffer(name, like.new_zeros(len(like)))
+        self.register_buffer("pooled", like.new_tensor([0.0] * 6 + [0.5]))
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
-        low, high = rules.GAMMA_RANGE
-        gain = state["pooled"][3].item() if "pooled" in state else low
-        if not low - 1e-6 <= gain <= high + 1e-6:  # rounding
-            raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {gain}.")
+        (low, high), rounding = rules.GAMMA_RANGE, 1e-6
+        pooled = Pooled(*state.get("pooled", self.pooled).tolist())
+        if not low - rounding <= pooled.gain <= high + rounding:
+            raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {pooled.gain}.")
+        if pooled.steps and not min(pooled.of_noise, pooled.of_drift) >= 1 - rounding:
+            raise ValueError(
+                f"`pooled` has factors of noise and drift below 1: {pooled.of_noise}, "
+                f"{pooled.of_drift}."
+            )
 
 
 class LateCheck:
