@@ -1,8 +1,9 @@
 """Reports: a table of the values an objective has tracked, and findings with their remedies.
 
 `_TESTS` lists the findings: a new one is a row of it, and docs/recipes/how-to-choose.md has a table
-of the kinds. Some need the user's function, as `report(function=..., index=...)`. A report reads
-numbers from the device: make one now and then, not in every step.
+of the kinds. `python -m benchmarks.untuned.alarms` counts how often each is right. Some need the
+user's function, as `report(function=..., index=...)`. A report reads numbers from the device: make
+one now and then, not in every step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 from .inputs import Index
 from .outer import project_capped_simplex
 from .rules.arrays import tensor
-from .rules.track import correction_weight, standard_errors
+from .rules.track import correction_weight, noise_and_drift, standard_errors
 from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
 
@@ -82,11 +84,6 @@ class Row:
         return None if self.excess is None or math.isnan(self.excess) else self.excess <= 0
 
     @property
-    def violated(self) -> bool:
-        """Whether the constraint is violated by more than two errors, if its error is known."""
-        return self.met is False and not (self.excess or 0) <= 2 * self.error
-
-    @property
     def badness(self) -> float:
         """The loss, or the excess; the least of all if it was never seen."""
         size = self.value if self.excess is None else self.excess
@@ -142,17 +139,22 @@ class GroupReport(Report):
         cvar: CVaR of the losses of the groups seen.
         mean: their mean.
         at_cap: how many have the largest weight.
+        share: of a batch that has groups equally often, how much carries the weight: the noise of
+            the gradient is that of a plain mean over so much of it.
     """
 
     cvar: float
     mean: float
     at_cap: int
+    share: float
 
     def __str__(self) -> str:
         return self._text(
             ["group", "loss", "weight", ""],
             f"CVaR {self.cvar:.4g}, mean {self.mean:.4g}, {self.seen} of {len(self.rows)} groups "
-            f"seen, {self.at_cap} at the cap",
+            f"seen, {self.at_cap} at the cap\n"
+            f"{self.share:.0%} of a batch carries the weight: one {1 / self.share:.1f} times as "
+            "large has the noise of a plain mean",
         )
 
 
@@ -180,25 +182,61 @@ class ConstraintReport(Report):
 
 
 def group_report(
-    objective: Any, weights: Tensor, function: Callable[[], Any] | None, index: Index
+    objective: Any,
+    weights: Tensor,
+    function: Callable[[], Any] | None,
+    index: Index,
+    held_out: Any,
 ) -> GroupReport:
     """See `GroupObjective.report`; the weights are those of each group in the gradient."""
     term, tracker = objective.term, objective.term.tracker
     known = tracker.seen_rows()
     if not len(known):
         raise ValueError("`report()` needs values: no group has been seen yet.")
-    losses = torch.where(tracker.seen, tracker.rows, torch.nan)
+    losses, errors = torch.where(tracker.seen, tracker.rows, torch.nan), tracker.error()
     cap = min(1.0, 1 / (term.ratio * len(losses)))
-    rows = _rows(term.names, losses, tracker.error(), weights, weights >= cap * (1 - 1e-5))
+    rows = _rows(term.names, losses, errors, weights, weights >= cap * (1 - 1e-5))
+    facts = _Facts(
+        term,
+        rows,
+        errors.tolist(),
+        entries=_measured(objective, function, index),
+        held_out=[] if held_out is None else _held_out(rows, held_out),
+    )
+    some = weights[tracker.seen]
     return GroupReport(
         rows=rows,
-        findings=_findings(_Facts(term, rows, entries=_measured(objective, function, index))),
+        findings=_findings(facts),
         worst=max(rows, key=lambda row: row.badness).name,
         seen=len(known),
         cvar=term.value().item(),
         mean=known.mean().item(),
         at_cap=sum(row.capped for row in rows),
+        share=(some.sum().square() / some.square().sum() / len(rows)).item(),
     )
+
+
+def _held_out(rows: Sequence[Row], given: Any) -> list[tuple[float, float]]:
+    """Loss and number of samples of each group, in order; NaN for a group without, 10 samples
+    where their number is not known."""
+    losses, index, counts = given if isinstance(given, tuple) else (given, None, None)
+    names = {row.name: k for k, row in enumerate(rows)}
+    found = [(math.nan, 10.0)] * len(rows)
+    if isinstance(losses, Mapping):
+        index, losses = [names.get(name, -1) for name in losses], list(losses.values())
+    elif isinstance(index, Tensor):
+        index = index.tolist()
+    losses = torch.as_tensor(losses, dtype=torch.float64)
+    index = range(len(rows)) if index is None else index
+    if losses.shape != (len(index),) or not {*index} <= {*range(len(rows))}:
+        raise ValueError(
+            f"`report(held_out=...)` needs one loss for each of the {len(rows)} groups, a dict by "
+            f"group, or what `group_mean` returns, but is: {given}."
+        )
+    counts = [10.0] * len(index) if counts is None else counts.tolist()
+    for k, loss, count in zip(index, losses.tolist(), counts, strict=True):
+        found[k] = loss, count
+    return found
 
 
 def constraint_report(
@@ -211,11 +249,9 @@ def constraint_report(
     term, tracker = objective.term, objective.term.tracker
     if values is None:
         violation, multipliers = term.violation(), term.multipliers()
-        error = _largest(tracker.error())
     else:
         violation, multipliers = term.violation_at(values), term.multipliers_at(values)
-        error = torch.zeros(tracker.num_inner)
-    excess = _largest(violation)
+    excess, error = _largest(violation), _largest(tracker.error())
     if bool(excess.isnan().all()):
         raise ValueError("`report()` needs values: no constraint has been seen yet.")
     shown, limits = excess, [0.0] * tracker.num_inner
@@ -223,11 +259,12 @@ def constraint_report(
         limits, shown = term.limits.written(), term.values() if values is None else values
         shown = torch.where(excess.isnan(), torch.nan, shown)
     capped = term.capped(values)
-    columns = shown, error, _largest(multipliers, signed=True), capped
+    columns = shown, error if values is None else 0 * excess, _largest(multipliers, signed=True), capped
     rows = _rows(term.limits.names, *columns, limits, excess)
     facts = _Facts(
         term,
         rows,
+        error.tolist(),
         given=values is not None,
         entries=_measured(objective, function, index),
         parameters=tuple(each for each in objective.model.parameters() if each.requires_grad),
@@ -273,6 +310,15 @@ def _measured(objective: Any, function: Callable[[], Any] | None, index: Index) 
 
 # What findings are told by.
 
+LEVEL = 0.01
+"""Of a false alarm: the chance that one among all groups or constraints is so far off by noise."""
+
+_SETTLED = 100
+"""Steps in which a multiplier, which moves by 1 % a step, has begun to answer."""
+
+_MOST_GRADIENTS = 8
+"""Gradients that are compared, each as large as the parameters."""
+
 
 class _Samples(NamedTuple):
     """The values of a batch by block, of the blocks with two samples or more."""
@@ -283,17 +329,13 @@ class _Samples(NamedTuple):
     count: Tensor
 
 
-class _Gradients(NamedTuple):
-    """The gradients of violated constraints, each scaled to length 1."""
+class _Motion(NamedTuple):
+    """What all blocks together show of the values."""
 
-    names: list[Name]  # of the constraints
-    gram: Tensor  # the cosines
-    shares: Tensor  # of each gradient in the shortest mean of them
-    least: float  # its length
-
-
-_MOST_GRADIENTS = 8
-"""Gradients that are compared, each as large as the parameters."""
+    noise: float  # variance of a batch value
+    drift: float  # variance of the motion between two visits
+    by_noise: float  # standard error of u
+    by_lag: float
 
 
 @dataclass(frozen=True)
@@ -303,40 +345,70 @@ class _Facts:
     Attributes:
         term: the term of the report.
         rows: its rows.
-        given: whether their values are the user's, instead of the tracked ones.
+        errors: of the tracked values, one per row.
+        given: whether the values of the rows are the user's, instead of the tracked ones.
         entries: what the user's function returned, if there is one.
         parameters: of the model, where their gradients are wanted.
+        held_out: loss and number of samples of each group, apart from training.
     """
 
     term: Any
     rows: Sequence[Row]
+    errors: Sequence[float]
     given: bool = False
     entries: Entries | None = None
     parameters: Sequence[Tensor] = ()
+    held_out: Sequence[tuple[float, float]] = ()
 
     @property
     def tracker(self) -> InnerTracker:
         return self.term.tracker
 
     @property
+    def of_groups(self) -> bool:
+        return self.rows[0].limit is None
+
+    @property
     def noun(self) -> str:
-        return "group" if self.rows[0].limit is None else "constraint"
+        return "group" if self.of_groups else "constraint"
 
     @property
     def width(self) -> float | None:
         """The width of the rounded kink; None for a term without one."""
         return self.term.kink_width
 
-    @property
-    def rise(self) -> Tensor | None:
-        """By how much each multiplier grows in a step; None where none does."""
-        return None if self.noun == "group" else self.term.rise()
+    @cached_property
+    def far(self) -> float:
+        """How many errors the furthest of all rows is off by chance, but in `LEVEL` of reports."""
+        return statistics.NormalDist().inv_cdf(1 - LEVEL / len(self.rows))
 
     @cached_property
     def noise(self) -> float:
         """The median error of the values; NaN if it is not known."""
-        known = [row.error for row in self.rows if row.error > 0]
+        known = [error for error in self.errors if not math.isnan(error)]
         return statistics.median_low(known) if known else math.nan
+
+    @cached_property
+    def losses(self) -> list[float]:
+        """Those of the groups seen, in increasing order; none of constraints."""
+        known = (row.value for row in self.rows if not math.isnan(row.value))
+        return sorted(known) if self.of_groups else []
+
+    @cached_property
+    def motion(self) -> _Motion | None:
+        """None before blocks came again in some twenty steps, and where it is not measured."""
+        estimate, gamma = self.tracker.estimate, self.tracker.gamma
+        if estimate is None or estimate.pooled[2] < 20:
+            return None
+        moments = estimate.pooled[:2].tolist()
+        return _Motion(*noise_and_drift(*moments, gamma), *standard_errors(*moments, gamma))
+
+    @cached_property
+    def violated(self) -> list[Row]:
+        """The constraints that are further outside than noise explains, the worst first."""
+        pairs = zip(self.rows, self.errors, strict=True)
+        rows = [row for row, e in pairs if row.met is False and not row.badness <= self.far * e]
+        return sorted(rows, key=lambda row: row.badness, reverse=True)
 
     @cached_property
     def samples(self) -> _Samples | None:
@@ -352,15 +424,13 @@ class _Facts:
         if not bool(several.any()):
             return None
         count = count[several]
-        variance = squares[several] / (count - 1)
-        return _Samples(blocks.index[several], mean[several], variance, count)
+        return _Samples(blocks.index[several], mean[several], squares[several] / (count - 1), count)
 
-    @cached_property
-    def gradients(self) -> _Gradients | None:
-        """Those of violated constraints; None unless there are two."""
-        entries, tracker = self.entries, self.tracker
+    def gradients(self) -> tuple[list[Name], Tensor]:
+        """The names of violated constraints, and their gradients scaled to length 1."""
+        entries, tracker, names, units = self.entries, self.tracker, list[Name](), list[Tensor]()
         if entries is None or not self.parameters or not entries.carrier.requires_grad:
-            return None
+            return names, tracker.rows
         blocks = entries.carrier_blocks.as_tensors()
         sums = blocks.sums(entries.carrier, tracker.log_space)
         count = blocks.counts.to(sums) if sums.dim() == 1 else blocks.counts.to(sums).unsqueeze(1)
@@ -369,24 +439,16 @@ class _Facts:
         excess = _largest(self.term.violation_at(values))
         # Of a limit that is met, or was by this batch, nothing has to be said.
         present = set(blocks.index[excess[blocks.index] > 0].tolist())
-        violated = [k for k, row in enumerate(self.rows) if row.violated and k in present]
-        violated.sort(key=lambda k: self.rows[k].badness, reverse=True)
-        names, units = [], []
+        violated = [k for row in self.violated if (k := self.rows.index(row)) in present]
         for k in violated[:_MOST_GRADIENTS]:
             parts = torch.autograd.grad(
                 excess[k], self.parameters, retain_graph=True, materialize_grads=True
             )
             flat = torch.cat([part.flatten().float() for part in parts])
-            length = flat.norm()
-            if length > 0:
+            if (length := flat.norm()) > 0:
                 units.append(flat / length)
                 names.append(self.rows[k].name)
-        if len(names) < 2:
-            return None
-        gram = torch.stack([torch.stack([a @ b for b in units]) for a in units]).double().cpu()
-        shares = _least_norm(gram)
-        least = math.sqrt(max((shares @ gram @ shares).item(), 0.0))
-        return _Gradients(names, gram, shares, least)
+        return names, torch.stack(units) if units else tracker.rows
 
 
 def _least_norm(gram: Tensor) -> Tensor:
@@ -398,7 +460,8 @@ def _least_norm(gram: Tensor) -> Tensor:
     return shares
 
 
-def _listed(names: Sequence[Name], noun: str) -> str:
+def _listed(rows: Sequence[Row | Name], noun: str) -> str:
+    names = [row.name if isinstance(row, Row) else row for row in rows]
     shown = ", ".join(map(repr, names[:5]))
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{noun}{'s' if len(names) > 1 else ''} {shown}{more}"
@@ -409,118 +472,92 @@ def _listed(names: Sequence[Name], noun: str) -> str:
 _Found = Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
-class _Test:
-    """A finding: its kind, its test, and what it says, with the numbers of the test."""
-
-    kind: str
-    test: Callable[[_Facts], _Found]
-    text: str
-    remedy: str
-
-
-def _findings(facts: _Facts) -> tuple[Finding, ...]:
-    found = ((row, row.test(facts)) for row in _TESTS)
-    return tuple(
-        Finding(row.kind, row.text.format_map(numbers), row.remedy.format_map(numbers))
-        for row, numbers in found
-        if numbers is not None
-    )
-
-
 def _never_seen(facts: _Facts) -> _Found:
-    missing = [row.name for row in facts.rows if math.isnan(row.value)]
-    if not missing:
-        return None
-    return {"missing": len(missing), "number": len(facts.rows), "noun": facts.noun,
-            "steps": facts.tracker.steps, "names": _listed(missing, facts.noun)}  # fmt: skip
+    missing = [row for row in facts.rows if math.isnan(row.value)]
+    names = _listed(missing, facts.noun)
+    return {"names": names, "steps": facts.tracker.steps} if missing else None
 
 
 def _small_penalty(facts: _Facts) -> _Found:
     """A violated constraint has the largest multiplier its penalty allows."""
-    held = [row for row in facts.rows if row.capped and row.met is False]
+    held = [row for row in facts.violated if row.capped]
     if not held:
         return None
-    cap, excess = max(abs(row.weight) for row in held), max(row.badness for row in held)
-    names = _listed([row.name for row in held], "constraint")
-    return {"cap": cap, "excess": excess, "names": names}
+    cap = max(abs(row.weight) for row in held)
+    return {"cap": cap, "excess": held[0].badness, "names": _listed(held, "constraint")}
+
+
+def _late(facts: _Facts) -> tuple[list[Row], list[Row]]:
+    """The violated constraints that a multiplier pulls at, and those that nothing pulls at."""
+    if facts.of_groups or facts.term.rise() is None or facts.term.step < _SETTLED:
+        return [], []
+    pulled = [row for row in facts.violated if abs(row.weight) > 1e-20]
+    return pulled, [row for row in facts.violated if row not in pulled]
 
 
 def _rising(facts: _Facts) -> _Found:
-    """A constraint is violated, and its multiplier still grows."""
-    growth = facts.rise
-    if growth is None:
+    """Constraints are violated although, by the rule of the multipliers, these grow."""
+    rows = _late(facts)[0]
+    if not rows:
         return None
-    # One that settles grows less and less; one that grows evenly doubles in as many steps.
-    growth = (growth * facts.term.step).tolist()
-    late = zip(facts.rows, growth, strict=True)
-    return _late(facts, [row for row, by in late if by > 0.2 * abs(row.weight) > 1e-20])
+    worst = facts.rows.index(rows[0])
+    active = [row for row in facts.rows if row.met and abs(row.weight) > 1e-20]
+    beside = f" beside {_listed(active, 'constraint')}" if active else ""
+    hold = "they cannot all hold" if len(rows) > 1 else f"it cannot hold{beside}"
+    errors = rows[0].badness / max(facts.errors[worst], 1e-30)
+    return {"steps": facts.term.step, "names": _listed(rows, "constraint"), "hold": hold,
+            "errors": f" ({errors:.0f} standard errors)" if errors < 1e6 else "",
+            "excess": rows[0].badness, "weight": abs(rows[0].weight),
+            "by": 100 * facts.term.rise()[worst].item()}  # fmt: skip
 
 
 def _idle(facts: _Facts) -> _Found:
-    """A constraint is violated, and nothing pulls at it."""
-    if facts.rise is None:
-        return None
-    return _late(facts, [row for row in facts.rows if abs(row.weight) < 1e-20])
-
-
-def _late(facts: _Facts, rows: Sequence[Row]) -> _Found:
-    rows = [row for row in rows if row.violated]
-    if not rows or facts.term.step < 100:  # before, none is expected to have settled
-        return None
-    worst, more = max(rows, key=lambda row: row.badness), len(rows) - 1
-    name = repr(worst.name) + (f" (and of {more} more)" if more else "")
-    return {"steps": facts.term.step, "name": name, "excess": worst.badness}
+    rows = _late(facts)[1]
+    return {"steps": facts.term.step, "names": _listed(rows, "constraint"),
+            "excess": rows[0].badness} if rows else None  # fmt: skip
 
 
 def _wide_zone(facts: _Facts) -> _Found:
     """A zone so wide that the ratio has lost its meaning."""
-    term, rows, width = facts.term, facts.rows, facts.width
-    if facts.noun != "group" or not width or term.ratio == 1:
+    term, losses, width = facts.term, facts.losses[::-1], facts.width
+    if not losses or not width or term.ratio == 1:
         return None
-    above = math.floor(term.ratio * len(rows) + 1e-9)  # groups that CVaR gives the cap
-    losses = sorted((row.value for row in rows if not math.isnan(row.value)), reverse=True)
+    above = math.floor(term.ratio * len(facts.rows) + 1e-9)  # groups that CVaR gives the cap
     # An automatic zone is as wide as the losses cannot be told apart.
-    if term.automatic or any(row.capped for row in rows) or not above or len(losses) < len(rows):
+    unsure = term.automatic or any(row.capped for row in facts.rows)
+    if unsure or not above or len(losses) < len(facts.rows):
         return None
     # If no weight were at the cap in a zone this narrow, the worst `above` groups together would
-    # have less than weight 1, and none of the others would have any.
+    # have less than weight 1, and none of the others would have any. None if all of them tie.
     widest = losses[0] - losses[above]
-    if widest == 0:  # all of them tie
-        return None
     return {"ratio": term.ratio, "width": width, "widest": widest, "rank": above + 1,
-            "asked": 0.95 * widest}  # fmt: skip
+            "asked": 0.95 * widest} if widest else None  # fmt: skip
 
 
 def _narrow_zone(facts: _Facts) -> _Found:
-    """The rounded kink is narrower than the median error of the estimates."""
+    """The rounded kink is narrower than the median error; an automatic one follows the error."""
     width, noise = facts.width, facts.noise
-    if width is None or not width < noise:
+    if width is None or facts.term.automatic or not width < noise:
         return None
     kink = f"The rounded kink is {width:.2g} wide" if width else "The kink is not smoothed"
     return {"kink": kink, "noise": noise, "asked": 2 * noise}
 
 
 def _behind(facts: _Facts) -> _Found:
-    """Estimates lag by over a quarter of the steps and, with an automatic gamma, more than noise.
+    """Estimates lag by over a quarter of the steps, and by twice as much as noise, if known.
 
     Of a motion that keeps its direction, a moving average is n/(gamma B1) steps behind, and the
     correction makes up for gamma'/gamma of them.
     """
-    tracker = facts.tracker
+    tracker, motion = facts.tracker, facts.motion
     number, blocks, gamma = tracker.num_inner, tracker.blocks_per_step, tracker.gamma
     if facts.given or not blocks or not gamma:
         return None
-    lag = (
-        number / blocks - correction_weight(tracker.rule.correction, gamma, number, blocks)
-    ) / gamma
-    if lag <= max(2, tracker.steps / 4):
+    made_up = correction_weight(tracker.rule.correction, gamma, number, blocks)
+    lag = (number / blocks - made_up) / gamma
+    still = tracker.estimate is not None and (motion is None or motion.by_lag <= 2 * motion.by_noise)
+    if lag <= max(2, tracker.steps / 4) or still:
         return None
-    if tracker.rule.gamma is None and tracker.estimate is not None:
-        difference, innovation, steps, gain = tracker.estimate.pooled.tolist()
-        by_noise, by_lag = standard_errors(difference, innovation, gain)
-        if steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better
-            return None
     return {"lag": lag, "blocks": blocks, "number": number, "gamma": gamma,
             "steps": tracker.steps}  # fmt: skip
 
@@ -538,131 +575,169 @@ def _off(facts: _Facts) -> _Found:
     return {"off": off, "width": width, "asked": 2 * off}
 
 
-def _equal_losses(facts: _Facts) -> _Found:
-    """The group losses spread by less than their median error."""
-    losses = [row.value for row in facts.rows if not math.isnan(row.value)]
-    if facts.noun != "group" or len(losses) < 2:
+def _plateau(facts: _Facts) -> _Found:
+    """All losses stay at one value, or at two (one for each label): the noise of data is gone."""
+    losses, motion = facts.losses, facts.motion
+    if len(losses) < 2 or motion is None:
         return None
-    spread, noise = statistics.stdev(losses), facts.noise
-    if not spread < noise:
+    size = 0.01 * abs(statistics.fmean(losses))
+    if not max(facts.noise, math.sqrt(motion.drift)) < size:
         return None
-    return {"mean": statistics.mean(losses), "spread": spread, "noise": noise}
+    gaps = [b - a for a, b in pairwise(losses)]
+    cut = gaps.index(max(gaps)) + 1 if len(losses) > 3 else len(losses)
+    if any(part[-1] - part[0] > size for part in (losses[:cut], losses[cut:]) if part):
+        return None
+    return {"where": " or ".join(sorted({f"{losses[0]:.3g}", f"{losses[-1]:.3g}"}))}
 
 
 def _same_within_groups(facts: _Facts) -> _Found:
     """The losses spread by less than 1 % within every group."""
     samples = facts.samples
-    if facts.noun != "group" or samples is None or len(samples.index) < 2:
+    if not facts.of_groups or samples is None or len(samples.index) < 2:
         return None
     spread = samples.variance.max().sqrt().item()
     size = samples.mean.square().mean().sqrt().item()
-    return {"spread": spread, "mean": samples.mean.mean().item()} if spread < 0.01 * size else None
+    return {"where": f"{samples.mean.mean().item():.3g}"} if spread < 0.01 * size else None
+
+
+def _swinging(facts: _Facts) -> _Found:
+    """Losses move by as much as they differ, to and fro: not by noise, and not all one way."""
+    losses, motion, tracker = facts.losses, facts.motion, facts.tracker
+    if len(losses) < 2 or motion is None or tracker.estimate is None or tracker.gamma == 1:
+        return None
+    last = (tracker.estimate.latest - tracker.rows)[tracker.seen]  # (1 - gamma) x the last surprise
+    step, spread = math.sqrt(motion.drift), statistics.pstdev(losses)
+    one_way = last.mean().square() > last.var(correction=0)
+    if motion.drift < 2 * motion.noise or 2.5 * step < spread or bool(one_way):
+        return None
+    return {"step": step, "spread": spread, "asked": 4 * step}
+
+
+def _overfitted(facts: _Facts) -> _Found:
+    """Held-out losses are above training losses by more than noise.
+
+    That of a mean over k samples is taken as twice the training loss over sqrt(k): losses of
+    networks spread by more than their mean.
+    """
+    found = []
+    for row, error, (loss, samples) in zip(facts.rows, facts.errors, facts.held_out, strict=False):
+        by_chance = math.hypot(0.0 if math.isnan(error) else error, 2 * row.value / samples**0.5)
+        if loss - row.value > max(facts.far * by_chance, abs(row.value) / 2):
+            found.append((loss - row.value, loss, row))
+    found.sort(key=lambda each: each[0], reverse=True)
+    rows = [each[-1] for each in found]
+    return {"names": _listed(rows, "group"), "loss": found[0][1],
+            "trained": rows[0].value} if found else None  # fmt: skip
 
 
 def _no_common_step(facts: _Facts) -> _Found:
     """No direction of the parameters lowers all violated constraints."""
-    found = facts.gradients
-    if found is None or found.least >= 0.1:
+    names, units = facts.gradients()
+    if len(names) < 2:
         return None
-    shares = zip(found.names, found.shares.tolist(), strict=True)
-    names = _listed([name for name, share in shares if share > 0.01], "constraint")
-    return {"names": names, "least": found.least}
-
-
-def _opposite(facts: _Facts) -> _Found:
-    """Gradients of two violated constraints point against each other."""
-    found = facts.gradients
-    if found is None or found.least < 0.1 or (cosine := found.gram.min().item()) > -0.5:
-        return None
-    pair = divmod(int(found.gram.argmin()), len(found.names))
-    return {"names": _listed([found.names[k] for k in pair], "constraint"), "cosine": cosine}
+    gram = (units @ units.T).double().cpu()
+    shares = _least_norm(gram)
+    least = math.sqrt(max((shares @ gram @ shares).item(), 0.0))
+    opposed = [name for name, share in zip(names, shares.tolist(), strict=True) if share > 0.01]
+    return {"names": _listed(opposed, "constraint"), "least": least} if least < 0.25 else None
 
 
 _CONSTANT = (
-    "If that is the loss of a constant output (ln 2 = 0.693 for two classes), the model ignores "
-    "its input: use a smaller learning rate, a wider zone (smoothing=fcco.Width(...)), or fresher "
-    "estimates (read='new', a larger gamma). If not, all groups are equally good, and all is well."
+    "That is a constant output (of two classes: ln 2 = 0.693). Start again with a learning rate "
+    "that is smaller or warms up over the first 60 steps, or with a wider zone, fcco.Width(...)."
 )
-_APART = "Loosen one of their limits, or use a model that can tell their samples apart."
 
-_TESTS = (
-    _Test(
+# Kind, test, what it says with the numbers of the test, and the remedy.
+_TESTS: tuple[tuple[str, Callable[[_Facts], _Found], str, str], ...] = (
+    (
         "never-seen", _never_seen,
-        "{missing} of {number} {noun}s have no value after {steps} steps: {names}.",
+        "There is no value yet, after {steps} steps, of {names}.",
         "Early in training that is chance; later check the ids, which count from 0, and how they "
         "are drawn (`GroupBatchSampler` and `BlockSampler` draw all of them).",
     ),
-    _Test(
+    (
         "multiplier-at-cap", _small_penalty,
         "The multiplier is at its cap, {cap:.3g}, for {names}, and the limit is exceeded by up to "
         "{excess:.2g}: the penalty cannot push harder.",
         "If that stays so, give a larger `penalty` (twice, say); if it does so with any penalty, "
         "the constraints cannot all hold.",
     ),
-    _Test(
+    (
         "multiplier-rising", _rising,
-        "After {steps} steps the limit of {name} is exceeded by {excess:.2g}, and its multiplier "
-        "still grows.",
-        "Train longer; if the value stays while its multiplier grows, the model cannot keep "
-        "this limit beside the others: loosen it.",
+        "After {steps} steps the limits are exceeded of {names}, by up to {excess:.2g}{errors}; "
+        "the multiplier, {weight:.3g}, still rises (by {by:.2g} in 100 steps).",
+        "Train longer. If a later report says the same, {hold}: loosen a limit that is exceeded.",
     ),
-    _Test(
+    (
         "multiplier-zero", _idle,
-        "After {steps} steps the limit of {name} is exceeded by {excess:.2g}, and nothing pulls "
-        "at it.",
+        "After {steps} steps the limits are exceeded of {names}, by up to {excess:.2g}, and the "
+        "multiplier is 0: nothing pulls.",
         "A value that never changes from batch to batch has no unit to act in: return "
         "`fcco.Measured(value, surrogate)`, or the mean over a batch.",
     ),
-    _Test(
+    (
         "no-group-at-cap", _wide_zone,
         "ratio={ratio:g} has little effect: no group has the largest weight, 1/(r n), because the "
         "rounded kink is {width:.2g} wide and the largest loss is only {widest:.2g} above that of "
         "rank {rank}.",
         "Use smoothing=fcco.Width({asked:.2g}) or less, unless noise asks for more.",
     ),
-    _Test(
+    (
         "zone-below-noise", _narrow_zone,
         "{kink}, the estimates have a standard error of {noise:.2g}: weights and multipliers "
         "follow the noise.",
         "Use smoothing=fcco.Width({asked:.2g}), which the methods 'sonex' and 'alexr2' take, "
         "more samples of each block, or a smaller gamma.",
     ),
-    _Test(
+    (
         "estimates-lag", _behind,
         "The estimates are about {lag:.0f} steps behind (n / (gamma B1), with {blocks} of "
         "{number} blocks in a batch and gamma={gamma:g}), and {steps} steps were done.",
         "Train longer before you read them; or use a larger gamma, or more blocks in a batch.",
     ),
-    _Test(
+    (
         "estimates-lag", _off,
         "The estimates are {off:.2g} away from the values of this batch (root mean square, its "
         "noise taken off), further than the rounded kink is wide ({width:.2g}).",
-        "The weights answer what the model was some steps ago: use read='new', a larger gamma, "
-        "more blocks in a batch, or smoothing=fcco.Width({asked:.2g}). On data that were not "
-        "trained on, the model itself may differ so much.",
+        "The weights answer what the model was some steps ago: use a larger gamma, more blocks in "
+        "a batch, or smoothing=fcco.Width({asked:.2g}). New data may differ so much by themselves.",
     ),
-    _Test(
-        "collapse", _equal_losses,
-        "All group losses are {mean:.3g} within their errors (they spread by {spread:.2g}, the "
-        "standard error is {noise:.2g}).",
+    (
+        "collapse", _plateau,
+        "All group losses stay at {where}, and samples make no difference.",
         _CONSTANT,
     ),
-    _Test(
+    (
         "collapse", _same_within_groups,
-        "Within each group all samples have the same loss, to {spread:.1g} at a mean of "
-        "{mean:.3g}.",
+        "Within each group all samples have the same loss, {where} in the mean.",
         _CONSTANT,
     ),
-    _Test(
+    (
+        "swinging", _swinging,
+        "From one visit to the next a loss moves by {step:.2g}, to and fro, and the losses differ "
+        "by {spread:.2g}: the weights jump between groups.",
+        "Use a smaller learning rate, less momentum, or smoothing=fcco.Width({asked:.2g}).",
+    ),
+    (
+        "overfitted", _overfitted,
+        "The held-out losses are far above those in training of {names}: {loss:.3g} against "
+        "{trained:.3g}.",
+        "These groups are learnt by heart, and their weights are too small: regularise, stop "
+        "earlier, or join small groups.",
+    ),
+    (
         "constraints-oppose", _no_common_step,
         "No step of the parameters lowers {names} together: a mean of their gradients, each of "
         "length 1, has length {least:.2g}. They cannot all hold near these parameters.",
-        _APART,
-    ),
-    _Test(
-        "constraints-oppose", _opposite,
-        "The gradients of {names} point against each other (cosine {cosine:.2f}): what lowers "
-        "one raises the other.",
-        _APART,
+        "Loosen one of their limits, or use a model that can tell their samples apart.",
     ),
 )  # fmt: skip
+
+
+def _findings(facts: _Facts) -> tuple[Finding, ...]:
+    found = ((kind, test(facts), *texts) for kind, test, *texts in _TESTS)
+    return tuple(
+        Finding(kind, *(text.format_map(numbers) for text in texts))
+        for kind, numbers, *texts in found
+        if numbers is not None
+    )
