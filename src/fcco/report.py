@@ -22,7 +22,7 @@ from torch import Tensor
 from .inputs import Index
 from .outer import project_capped_simplex
 from .rules.arrays import tensor
-from .rules.track import correction_weight, noise_and_drift, standard_errors
+from .rules.track import Pooled, best_gamma, correction_weight, noise_and_drift
 from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
 
@@ -329,15 +329,6 @@ class _Samples(NamedTuple):
     count: Tensor
 
 
-class _Motion(NamedTuple):
-    """What all blocks together show of the values."""
-
-    noise: float  # variance of a batch value
-    drift: float  # variance of the motion between two visits
-    by_noise: float  # standard error of u
-    by_lag: float
-
-
 @dataclass(frozen=True)
 class _Facts:
     """What findings are told by.
@@ -395,13 +386,16 @@ class _Facts:
         return sorted(known) if self.of_groups else []
 
     @cached_property
-    def motion(self) -> _Motion | None:
-        """None before blocks came again in some twenty steps, and where it is not measured."""
-        estimate, gamma = self.tracker.estimate, self.tracker.gamma
-        if estimate is None or estimate.pooled[2] < 20:
+    def motion(self) -> tuple[float, float] | None:
+        """Variances of a batch value and of the way between two visits, of all blocks together.
+
+        None before blocks came again in twenty steps, and where it is not measured.
+        """
+        if self.tracker.estimate is None:
             return None
-        moments = estimate.pooled[:2].tolist()
-        return _Motion(*noise_and_drift(*moments, gamma), *standard_errors(*moments, gamma))
+        known = Pooled(*self.tracker.estimate.pooled.tolist())
+        moments = known.difference, known.innovation, self.tracker.gamma
+        return noise_and_drift(*moments) if known.steps >= 20 else None
 
     @cached_property
     def violated(self) -> list[Row]:
@@ -544,7 +538,7 @@ def _narrow_zone(facts: _Facts) -> _Found:
 
 
 def _behind(facts: _Facts) -> _Found:
-    """Estimates lag by over a quarter of the steps, and by twice as much as noise, if known.
+    """Estimates lag by over a quarter of the steps, and a far larger gamma would be better.
 
     Of a motion that keeps its direction, a moving average is n/(gamma B1) steps behind, and the
     correction makes up for gamma'/gamma of them.
@@ -555,8 +549,11 @@ def _behind(facts: _Facts) -> _Found:
         return None
     made_up = correction_weight(tracker.rule.correction, gamma, number, blocks)
     lag = (number / blocks - made_up) / gamma
-    still = tracker.estimate is not None and (motion is None or motion.by_lag <= 2 * motion.by_noise)
-    if lag <= max(2, tracker.steps / 4) or still:
+    if lag <= max(2, tracker.steps / 4):
+        return None
+    if tracker.estimate is not None and (
+        motion is None or best_gamma(*motion) <= min(3 * gamma, 0.9)
+    ):
         return None
     return {"lag": lag, "blocks": blocks, "number": number, "gamma": gamma,
             "steps": tracker.steps}  # fmt: skip
@@ -581,11 +578,11 @@ def _plateau(facts: _Facts) -> _Found:
     if len(losses) < 2 or motion is None:
         return None
     size = 0.01 * abs(statistics.fmean(losses))
-    if not max(facts.noise, math.sqrt(motion.drift)) < size:
+    if not max(facts.noise, math.sqrt(motion[1])) < size:
         return None
     gaps = [b - a for a, b in pairwise(losses)]
     cut = gaps.index(max(gaps)) + 1 if len(losses) > 3 else len(losses)
-    if any(part[-1] - part[0] > size for part in (losses[:cut], losses[cut:]) if part):
+    if any(statistics.pstdev(part) > size for part in (losses[:cut], losses[cut:]) if part):
         return None
     return {"where": " or ".join(sorted({f"{losses[0]:.3g}", f"{losses[-1]:.3g}"}))}
 
@@ -603,12 +600,14 @@ def _same_within_groups(facts: _Facts) -> _Found:
 def _swinging(facts: _Facts) -> _Found:
     """Losses move by as much as they differ, to and fro: not by noise, and not all one way."""
     losses, motion, tracker = facts.losses, facts.motion, facts.tracker
-    if len(losses) < 2 or motion is None or tracker.estimate is None or tracker.gamma == 1:
+    # Where few groups have come back, or u holds the last value alone, it cannot be told.
+    few = tracker.steps * tracker.blocks_per_step < 5 * tracker.num_inner
+    if len(losses) < 2 or motion is None or few or tracker.gamma == 1:
         return None
     last = (tracker.estimate.latest - tracker.rows)[tracker.seen]  # (1 - gamma) x the last surprise
-    step, spread = math.sqrt(motion.drift), statistics.pstdev(losses)
+    step, spread = math.sqrt(motion[1]), statistics.pstdev(losses)
     one_way = last.mean().square() > last.var(correction=0)
-    if motion.drift < 2 * motion.noise or 2.5 * step < spread or bool(one_way):
+    if motion[1] < 2 * motion[0] or 2.5 * step < spread or bool(one_way):
         return None
     return {"step": step, "spread": spread, "asked": 4 * step}
 
@@ -619,10 +618,14 @@ def _overfitted(facts: _Facts) -> _Found:
     That of a mean over k samples is taken as twice the training loss over sqrt(k): losses of
     networks spread by more than their mean.
     """
-    found = []
-    for row, error, (loss, samples) in zip(facts.rows, facts.errors, facts.held_out, strict=False):
-        by_chance = math.hypot(0.0 if math.isnan(error) else error, 2 * row.value / samples**0.5)
-        if loss - row.value > max(facts.far * by_chance, abs(row.value) / 2):
+    estimate, found = facts.tracker.estimate, []
+    if estimate is None or not facts.held_out:
+        return None
+    columns = facts.rows, facts.errors, estimate.visits.tolist(), facts.held_out
+    for row, error, visits, (loss, samples) in zip(*columns, strict=True):
+        by_chance = math.hypot(error, 2 * (abs(row.value) + 2 * error) / samples**0.5)
+        # A group that came a few times is not known by heart, and the error not known well.
+        if visits >= 10 and loss - row.value > max(facts.far * by_chance, abs(row.value) / 2):
             found.append((loss - row.value, loss, row))
     found.sort(key=lambda each: each[0], reverse=True)
     rows = [each[-1] for each in found]
