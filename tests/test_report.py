@@ -159,7 +159,7 @@ def test_values_of_equalities_vectors_and_dual_variables() -> None:
 def test_never_seen() -> None:
     some = constraints(torch.zeros(2), 3, [0, 2], penalty=1.0, smoothing=0.1, tolerance=1.0)
     report = some.report()
-    assert "of constraint 1." in finding(report, "never-seen")
+    assert "of 1." in finding(report, "never-seen")
     assert report.seen == 2 and math.isnan(report.rows[1].value) and report.rows[1].met is None
     everything = constraints(torch.zeros(3), penalty=1.0, smoothing=0.1, tolerance=1.0)
     assert kinds(everything.report()) == []

@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -217,26 +217,20 @@ def group_report(
 
 
 def _held_out(rows: Sequence[Row], given: Any) -> list[tuple[float, float]]:
-    """Loss and number of samples of each group, in order; NaN for a group without, 10 samples
-    where their number is not known."""
-    losses, index, counts = given if isinstance(given, tuple) else (given, None, None)
-    names = {row.name: k for k, row in enumerate(rows)}
-    found = [(math.nan, 10.0)] * len(rows)
+    """Loss and number of samples of each group: NaN without a loss, 10 if it is not known."""
+    losses, index, counts = given if isinstance(given, tuple) else (given, range(len(rows)), None)
     if isinstance(losses, Mapping):
+        names = {row.name: k for k, row in enumerate(rows)}
         index, losses = [names.get(name, -1) for name in losses], list(losses.values())
-    elif isinstance(index, Tensor):
-        index = index.tolist()
-    losses = torch.as_tensor(losses, dtype=torch.float64)
-    index = range(len(rows)) if index is None else index
+    losses, index = torch.as_tensor(losses).double(), torch.as_tensor(index).tolist()
     if losses.shape != (len(index),) or not {*index} <= {*range(len(rows))}:
         raise ValueError(
             f"`report(held_out=...)` needs one loss for each of the {len(rows)} groups, a dict by "
             f"group, or what `group_mean` returns, but is: {given}."
         )
-    counts = [10.0] * len(index) if counts is None else counts.tolist()
-    for k, loss, count in zip(index, losses.tolist(), counts, strict=True):
-        found[k] = loss, count
-    return found
+    counts = torch.full_like(losses, 10) if counts is None else counts
+    found = dict(zip(index, zip(losses.tolist(), counts.tolist(), strict=True), strict=True))
+    return [found.get(k, (math.nan, 10.0)) for k in range(len(rows))]
 
 
 def constraint_report(
@@ -247,19 +241,20 @@ def constraint_report(
 ) -> ConstraintReport:
     """See `ConstrainedObjective.report`."""
     term, tracker = objective.term, objective.term.tracker
+    error = shown_error = _largest(tracker.error())
     if values is None:
         violation, multipliers = term.violation(), term.multipliers()
     else:
         violation, multipliers = term.violation_at(values), term.multipliers_at(values)
-    excess, error = _largest(violation), _largest(tracker.error())
+        shown_error = torch.zeros_like(error)
+    excess = _largest(violation)
     if bool(excess.isnan().all()):
         raise ValueError("`report()` needs values: no constraint has been seen yet.")
     shown, limits = excess, [0.0] * tracker.num_inner
     if tracker.dim == 1:  # an excess does not tell the value: that of an equality is a distance
         limits, shown = term.limits.written(), term.values() if values is None else values
         shown = torch.where(excess.isnan(), torch.nan, shown)
-    capped = term.capped(values)
-    columns = shown, error if values is None else 0 * excess, _largest(multipliers, signed=True), capped
+    columns = shown, shown_error, _largest(multipliers, signed=True), term.capped(values)
     rows = _rows(term.limits.names, *columns, limits, excess)
     facts = _Facts(
         term,
@@ -360,10 +355,6 @@ class _Facts:
         return self.rows[0].limit is None
 
     @property
-    def noun(self) -> str:
-        return "group" if self.of_groups else "constraint"
-
-    @property
     def width(self) -> float | None:
         """The width of the rounded kink; None for a term without one."""
         return self.term.kink_width
@@ -454,11 +445,9 @@ def _least_norm(gram: Tensor) -> Tensor:
     return shares
 
 
-def _listed(rows: Sequence[Row | Name], noun: str) -> str:
-    names = [row.name if isinstance(row, Row) else row for row in rows]
-    shown = ", ".join(map(repr, names[:5]))
+def _listed(names: Sequence[Name]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{noun}{'s' if len(names) > 1 else ''} {shown}{more}"
+    return ", ".join(map(repr, names[:5])) + more
 
 
 # The findings. A test returns the numbers of its texts, or None if there is nothing to say.
@@ -467,65 +456,44 @@ _Found = Mapping[str, Any] | None
 
 
 def _never_seen(facts: _Facts) -> _Found:
-    missing = [row for row in facts.rows if math.isnan(row.value)]
-    names = _listed(missing, facts.noun)
-    return {"names": names, "steps": facts.tracker.steps} if missing else None
+    names = _listed([row.name for row in facts.rows if math.isnan(row.value)])
+    return {"names": names, "steps": facts.tracker.steps} if names else None
+
+
+def _exceeded(facts: _Facts, rows: Sequence[Row]) -> _Found:
+    if not rows:
+        return None
+    errors = rows[0].badness / max(facts.errors[facts.rows.index(rows[0])], 1e-30)
+    return {"names": _listed([row.name for row in rows]), "excess": rows[0].badness,
+            "errors": f" ({errors:.0f} standard errors)" if errors < 1e6 else "",
+            "weight": max(abs(row.weight) for row in rows), "steps": facts.term.step,
+            "they": "they cannot all hold" if len(rows) > 1 else "it cannot hold"}  # fmt: skip
 
 
 def _small_penalty(facts: _Facts) -> _Found:
     """A violated constraint has the largest multiplier its penalty allows."""
-    held = [row for row in facts.violated if row.capped]
-    if not held:
-        return None
-    cap = max(abs(row.weight) for row in held)
-    return {"cap": cap, "excess": held[0].badness, "names": _listed(held, "constraint")}
+    return _exceeded(facts, [row for row in facts.violated if row.capped])
 
 
-def _late(facts: _Facts) -> tuple[list[Row], list[Row]]:
-    """The violated constraints that a multiplier pulls at, and those that nothing pulls at."""
+def _late(facts: _Facts, pulled: bool) -> _Found:
+    """Constraints are violated though their multipliers had time: they still grow, or are 0."""
     if facts.of_groups or facts.term.rise() is None or facts.term.step < _SETTLED:
-        return [], []
-    pulled = [row for row in facts.violated if abs(row.weight) > 1e-20]
-    return pulled, [row for row in facts.violated if row not in pulled]
-
-
-def _rising(facts: _Facts) -> _Found:
-    """Constraints are violated although, by the rule of the multipliers, these grow."""
-    rows = _late(facts)[0]
-    if not rows:
         return None
-    worst = facts.rows.index(rows[0])
-    active = [row for row in facts.rows if row.met and abs(row.weight) > 1e-20]
-    beside = f" beside {_listed(active, 'constraint')}" if active else ""
-    hold = "they cannot all hold" if len(rows) > 1 else f"it cannot hold{beside}"
-    errors = rows[0].badness / max(facts.errors[worst], 1e-30)
-    return {"steps": facts.term.step, "names": _listed(rows, "constraint"), "hold": hold,
-            "errors": f" ({errors:.0f} standard errors)" if errors < 1e6 else "",
-            "excess": rows[0].badness, "weight": abs(rows[0].weight),
-            "by": 100 * facts.term.rise()[worst].item()}  # fmt: skip
-
-
-def _idle(facts: _Facts) -> _Found:
-    rows = _late(facts)[1]
-    return {"steps": facts.term.step, "names": _listed(rows, "constraint"),
-            "excess": rows[0].badness} if rows else None  # fmt: skip
+    return _exceeded(facts, [row for row in facts.violated if (abs(row.weight) > 1e-20) == pulled])
 
 
 def _wide_zone(facts: _Facts) -> _Found:
-    """A zone so wide that the ratio has lost its meaning."""
+    """A zone so wide that the ratio has lost its meaning; an automatic one is as wide as needed."""
     term, losses, width = facts.term, facts.losses[::-1], facts.width
-    if not losses or not width or term.ratio == 1:
+    if not losses or not width or term.automatic or any(row.capped for row in facts.rows):
         return None
     above = math.floor(term.ratio * len(facts.rows) + 1e-9)  # groups that CVaR gives the cap
-    # An automatic zone is as wide as the losses cannot be told apart.
-    unsure = term.automatic or any(row.capped for row in facts.rows)
-    if unsure or not above or len(losses) < len(facts.rows):
+    if not 0 < above < len(losses) == len(facts.rows) or losses[0] == losses[above]:
         return None
     # If no weight were at the cap in a zone this narrow, the worst `above` groups together would
-    # have less than weight 1, and none of the others would have any. None if all of them tie.
+    # have less than weight 1, and none of the others would have any.
     widest = losses[0] - losses[above]
-    return {"ratio": term.ratio, "width": width, "widest": widest, "rank": above + 1,
-            "asked": 0.95 * widest} if widest else None  # fmt: skip
+    return {"ratio": term.ratio, "width": width, "widest": widest, "asked": 0.95 * widest}
 
 
 def _narrow_zone(facts: _Facts) -> _Found:
@@ -628,9 +596,8 @@ def _overfitted(facts: _Facts) -> _Found:
         if visits >= 10 and loss - row.value > max(facts.far * by_chance, abs(row.value) / 2):
             found.append((loss - row.value, loss, row))
     found.sort(key=lambda each: each[0], reverse=True)
-    rows = [each[-1] for each in found]
-    return {"names": _listed(rows, "group"), "loss": found[0][1],
-            "trained": rows[0].value} if found else None  # fmt: skip
+    return {"names": _listed([row.name for _, _, row in found]), "loss": found[0][1],
+            "trained": found[0][2].value} if found else None  # fmt: skip
 
 
 def _no_common_step(facts: _Facts) -> _Found:
@@ -642,7 +609,7 @@ def _no_common_step(facts: _Facts) -> _Found:
     shares = _least_norm(gram)
     least = math.sqrt(max((shares @ gram @ shares).item(), 0.0))
     opposed = [name for name, share in zip(names, shares.tolist(), strict=True) if share > 0.01]
-    return {"names": _listed(opposed, "constraint"), "least": least} if least < 0.25 else None
+    return {"names": _listed(opposed), "least": least} if least < 0.25 else None
 
 
 _CONSTANT = (
@@ -655,34 +622,32 @@ _TESTS: tuple[tuple[str, Callable[[_Facts], _Found], str, str], ...] = (
     (
         "never-seen", _never_seen,
         "There is no value yet, after {steps} steps, of {names}.",
-        "Early in training that is chance; later check the ids, which count from 0, and how they "
-        "are drawn (`GroupBatchSampler` and `BlockSampler` draw all of them).",
+        "Early that is chance; later check the ids, which count from 0, and how they are drawn "
+        "(`GroupBatchSampler` and `BlockSampler` draw all).",
     ),
     (
         "multiplier-at-cap", _small_penalty,
-        "The multiplier is at its cap, {cap:.3g}, for {names}, and the limit is exceeded by up to "
-        "{excess:.2g}: the penalty cannot push harder.",
-        "If that stays so, give a larger `penalty` (twice, say); if it does so with any penalty, "
-        "the constraints cannot all hold.",
+        "The multipliers of {names} are at their cap, {weight:.3g}, and the limits exceeded by up "
+        "to {excess:.2g}{errors}: the penalty cannot push harder.",
+        "If that stays so, give a larger `penalty` (twice, say); if with any, {they}.",
     ),
     (
-        "multiplier-rising", _rising,
-        "After {steps} steps the limits are exceeded of {names}, by up to {excess:.2g}{errors}; "
-        "the multiplier, {weight:.3g}, still rises (by {by:.2g} in 100 steps).",
-        "Train longer. If a later report says the same, {hold}: loosen a limit that is exceeded.",
+        "multiplier-rising", partial(_late, pulled=True),
+        "After {steps} steps {names} exceed their limits, by up to {excess:.2g}{errors}, and the "
+        "multipliers still rise.",
+        "Train longer. If a later report says the same, {they}: loosen a limit that is exceeded.",
     ),
     (
-        "multiplier-zero", _idle,
-        "After {steps} steps the limits are exceeded of {names}, by up to {excess:.2g}, and the "
-        "multiplier is 0: nothing pulls.",
-        "A value that never changes from batch to batch has no unit to act in: return "
-        "`fcco.Measured(value, surrogate)`, or the mean over a batch.",
+        "multiplier-zero", partial(_late, pulled=False),
+        "After {steps} steps {names} exceed their limits, by up to {excess:.2g}, and nothing pulls "
+        "at them: the multipliers are 0.",
+        "A value that never changes has no unit to act in: return `fcco.Measured(value, "
+        "surrogate)`, or the mean over a batch.",
     ),
     (
         "no-group-at-cap", _wide_zone,
-        "ratio={ratio:g} has little effect: no group has the largest weight, 1/(r n), because the "
-        "rounded kink is {width:.2g} wide and the largest loss is only {widest:.2g} above that of "
-        "rank {rank}.",
+        "ratio={ratio:g} has little effect, no group has the largest weight: the rounded kink is "
+        "{width:.2g} wide, and the worst r n groups are at most {widest:.2g} above the others.",
         "Use smoothing=fcco.Width({asked:.2g}) or less, unless noise asks for more.",
     ),
     (
