@@ -110,9 +110,7 @@ def trade_off(rate: float, momentum: float, steps: int = 200) -> Situation:
         index = torch.arange(8).repeat_interleave(4)
         for _ in range(steps):
             noise = 0.3 * torch.randn(32, 4, generator=draw, dtype=torch.float64)
-            descend(
-                dro, lambda e=noise: (model.w - places[index] + e).square().sum(1) / 2, index
-            )
+            descend(dro, lambda e=noise: (model.w - places[index] + e).square().sum(1) / 2, index)
         return kinds(dro.report())
 
     return run
@@ -136,9 +134,7 @@ def limited(
         draw, model, found = torch.Generator().manual_seed(seed), Point(parameters), set[str]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         names = [str(k) for k in range(len(values(model.w)))]
-        objective = fcco.constrained(
-            model, optimizer, dict.fromkeys(names, limits), **settings
-        )
+        objective = fcco.constrained(model, optimizer, dict.fromkeys(names, limits), **settings)
 
         def function(e: Tensor) -> Any:
             parts = values(model.w) + e[1:]

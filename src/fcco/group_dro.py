@@ -46,8 +46,8 @@ class GroupObjective(Compositional):
         """A table of the group losses and weights, and what they say about the settings.
 
         Args:
-            function: as in a call of the objective: the tracked losses are then compared with
-                those, and those within a group with each other. Nothing is updated.
+            function: as in a call of the objective: the losses within a group are then compared.
+                Nothing is updated.
             index: of that call.
             held_out: mean losses on samples that are not trained on, to find groups that are
                 learnt by heart: (n,), a dict by group, or what `fcco.group_mean` returns.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -315,15 +315,6 @@ _MOST_GRADIENTS = 8
 """Gradients that are compared, each as large as the parameters."""
 
 
-class _Samples(NamedTuple):
-    """The values of a batch by block, of the blocks with two samples or more."""
-
-    index: Tensor
-    mean: Tensor  # of each block's samples
-    variance: Tensor  # of one sample
-    count: Tensor
-
-
 @dataclass(frozen=True)
 class _Facts:
     """What findings are told by.
@@ -394,22 +385,6 @@ class _Facts:
         pairs = zip(self.rows, self.errors, strict=True)
         rows = [row for row, e in pairs if row.met is False and not row.badness <= self.far * e]
         return sorted(rows, key=lambda row: row.badness, reverse=True)
-
-    @cached_property
-    def samples(self) -> _Samples | None:
-        """None where entries are no samples, or no block has two of them."""
-        if self.entries is None or self.entries.blocks.inverse is None:
-            return None
-        blocks, values = self.entries.blocks.as_tensors(), tensor(self.entries.fresh).double()
-        count = blocks.counts.to(values)
-        count = count if values.dim() == 1 else count.unsqueeze(1)
-        mean = blocks.sums(values) / count
-        squares = blocks.sums((values - blocks.of_entries(mean)).square())
-        several = blocks.counts > 1
-        if not bool(several.any()):
-            return None
-        count = count[several]
-        return _Samples(blocks.index[several], mean[several], squares[several] / (count - 1), count)
 
     def gradients(self) -> tuple[list[Name], Tensor]:
         """The names of violated constraints, and their gradients scaled to length 1."""
@@ -527,19 +502,6 @@ def _behind(facts: _Facts) -> _Found:
             "steps": tracker.steps}  # fmt: skip
 
 
-def _off(facts: _Facts) -> _Found:
-    """Estimates are further from fresh values than the kink is wide."""
-    samples, width, tracker = facts.samples, facts.width, facts.tracker
-    if samples is None or width is None or tracker.log_space:
-        return None
-    distance = (tracker.rows.double()[samples.index] - samples.mean).square().mean()
-    noise = (samples.variance / samples.count).mean()
-    off = math.sqrt(max((distance - noise).item(), 0.0))
-    if off <= max(width, 2 * math.sqrt(noise.item())):
-        return None
-    return {"off": off, "width": width, "asked": 2 * off}
-
-
 def _plateau(facts: _Facts) -> _Found:
     """All losses stay at one value, or at two (one for each label): the noise of data is gone."""
     losses, motion = facts.losses, facts.motion
@@ -556,13 +518,16 @@ def _plateau(facts: _Facts) -> _Found:
 
 
 def _same_within_groups(facts: _Facts) -> _Found:
-    """The losses spread by less than 1 % within every group."""
-    samples = facts.samples
-    if not facts.of_groups or samples is None or len(samples.index) < 2:
+    """The losses of a batch spread by less than 1 % within groups."""
+    entries = facts.entries
+    if not facts.of_groups or entries is None or entries.blocks.inverse is None:
         return None
-    spread = samples.variance.max().sqrt().item()
-    size = samples.mean.square().mean().sqrt().item()
-    return {"where": f"{samples.mean.mean().item():.3g}"} if spread < 0.01 * size else None
+    blocks, losses = entries.blocks.as_tensors(), tensor(entries.fresh).double()
+    mean = blocks.sums(losses) / blocks.counts
+    spread, size = (losses - blocks.of_entries(mean)).square().sum(), losses.square().mean()
+    if len(mean) < 2 or spread >= 1e-4 * size * (blocks.counts - 1).sum():
+        return None
+    return {"where": f"{mean.mean():.3g}"}
 
 
 def _swinging(facts: _Facts) -> _Found:
@@ -572,6 +537,7 @@ def _swinging(facts: _Facts) -> _Found:
     few = tracker.steps * tracker.blocks_per_step < 5 * tracker.num_inner
     if len(losses) < 2 or motion is None or few or tracker.gamma == 1:
         return None
+    assert tracker.estimate is not None
     last = (tracker.estimate.latest - tracker.rows)[tracker.seen]  # (1 - gamma) x the last surprise
     step, spread = math.sqrt(motion[1]), statistics.pstdev(losses)
     one_way = last.mean().square() > last.var(correction=0)
@@ -664,20 +630,13 @@ _TESTS: tuple[tuple[str, Callable[[_Facts], _Found], str, str], ...] = (
         "Train longer before you read them; or use a larger gamma, or more blocks in a batch.",
     ),
     (
-        "estimates-lag", _off,
-        "The estimates are {off:.2g} away from the values of this batch (root mean square, its "
-        "noise taken off), further than the rounded kink is wide ({width:.2g}).",
-        "The weights answer what the model was some steps ago: use a larger gamma, more blocks in "
-        "a batch, or smoothing=fcco.Width({asked:.2g}). New data may differ so much by themselves.",
-    ),
-    (
         "collapse", _plateau,
         "All group losses stay at {where}, and samples make no difference.",
         _CONSTANT,
     ),
     (
         "collapse", _same_within_groups,
-        "Within each group all samples have the same loss, {where} in the mean.",
+        "Within each group all samples have the same loss, {where} on average.",
         _CONSTANT,
     ),
     (
