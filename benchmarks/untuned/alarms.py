@@ -134,7 +134,8 @@ def limited(
         draw, model, found = torch.Generator().manual_seed(seed), Point(parameters), set[str]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         names = [str(k) for k in range(len(values(model.w)))]
-        objective = fcco.constrained(model, optimizer, dict.fromkeys(names, limits), **settings)
+        named: dict[str, Any] = dict.fromkeys(names, limits)
+        objective = fcco.constrained(model, optimizer, named, **settings)
 
         def function(e: Tensor) -> Any:
             parts = values(model.w) + e[1:]
@@ -144,8 +145,8 @@ def limited(
             e = noise * torch.randn(1 + len(names), generator=draw, dtype=torch.float64)
             descend(objective, lambda e=e: function(e))
             if step in reported:
-                more = {"function": lambda e=e: function(e)} if with_function else {}
-                found |= kinds(objective.report(**more))
+                once = (lambda e=e: function(e)) if with_function else None
+                found |= kinds(objective.report(function=once))
         return found
 
     return run
