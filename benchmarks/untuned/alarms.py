@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
 from fcco.groups import GroupMeans
@@ -116,6 +117,38 @@ def trade_off(rate: float, momentum: float, steps: int = 200) -> Situation:
     return run
 
 
+def network(
+    optimizer: Callable[..., torch.optim.Optimizer], groups: int, **rate: float
+) -> Situation:
+    """A network that learns sixteen kinds of labels, with batches of 64 samples."""
+
+    def run(seed: int) -> Kinds:
+        draw, found = torch.Generator().manual_seed(seed), set[str]()
+        group, x = torch.arange(2000) % 16, torch.randn(2000, 10, generator=draw)
+        tilt = 0.7 * torch.randn(16, 10, generator=draw) + torch.randn(10, generator=draw)
+        y = ((x * tilt[group]).sum(1) + 0.5 * torch.randn(2000, generator=draw) > 0).float()
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
+        dro = fcco.CVaRGroupDRO(model, optimizer(model.parameters(), **rate), 16, 0.15)
+        sampler = fcco.GroupBatchSampler(
+            group, groups_per_batch=groups, per_group=64 // groups, seed=seed
+        )
+        for step in range(1, 151):
+            rows = sampler.draw()
+            descend(
+                dro,
+                lambda rows=rows: binary_cross_entropy_with_logits(
+                    model(x[rows]), y[rows], reduction="none"
+                ),
+                group[rows],
+            )
+            if step in (50, 100, 150):
+                found |= kinds(dro.report())
+        return found
+
+    return run
+
+
 def limited(
     limits: Any,
     values: Callable[[Tensor], Tensor],
@@ -201,6 +234,8 @@ NULL: dict[str, Situation] = {
     "1,000 groups, 8 in a batch, still": equal_groups(1000, 8, 0.0, steps=400),
     "1,000 groups, 32 in a batch, learning": equal_groups(1000, 32, 0.2, per_group=2),
     "8 groups that trade off": trade_off(0.02, 0.9),
+    "a network, Adam": network(torch.optim.Adam, 16, lr=0.003),
+    "a network, SGD with momentum": network(torch.optim.SGD, 4, lr=0.03, momentum=0.9),
     "2 limits": limited(0.7, lambda w: w, 150, parameters=2, times=[100]),
     "20 limits": limited(0.7, lambda w: w, 150, parameters=20, times=[100]),
     "200 limits that do not matter": limited(

@@ -533,9 +533,9 @@ def _same_within_groups(facts: _Facts) -> _Found:
 def _swinging(facts: _Facts) -> _Found:
     """Losses move by as much as they differ, to and fro: not by noise, and not all one way."""
     losses, motion, tracker = facts.losses, facts.motion, facts.tracker
-    # Where few groups have come back, or u holds the last value alone, it cannot be told.
-    few = tracker.steps * tracker.blocks_per_step < 5 * tracker.num_inner
-    if len(losses) < 2 or motion is None or few or tracker.gamma == 1:
+    # Early in training all losses move, and where u is the last value alone it cannot be told.
+    early = tracker.steps < max(100, 10 * tracker.num_inner / max(tracker.blocks_per_step, 1))
+    if len(losses) < 2 or motion is None or early or tracker.gamma == 1:
         return None
     assert tracker.estimate is not None
     last = (tracker.estimate.latest - tracker.rows)[tracker.seen]  # (1 - gamma) x the last surprise
