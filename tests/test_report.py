@@ -429,7 +429,7 @@ def eight_places(lr: float, steps: int = 200) -> tuple[Any, int]:
     draw, model = torch.Generator().manual_seed(0), Point([0.0] * 4)
     places = torch.randn(8, 4, generator=draw, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    dro, worst = fcco.CVaRGroupDRO(model, optimizer, 8, 0.25), []
+    dro, worst = fcco.CVaRGroupDRO(model, optimizer, 8, 0.25, smoothing=fcco.Width(0.1)), []
     for _ in range(steps):
         noise = 0.3 * torch.randn(8, 4, 4, generator=draw, dtype=torch.float64)
 
@@ -443,10 +443,10 @@ def eight_places(lr: float, steps: int = 200) -> tuple[Any, int]:
 
 def test_a_swinging_run() -> None:
     report, changes = eight_places(lr=0.3)
-    assert changes > 25 and kinds(report) == ["swinging"]
+    assert changes > 25 and "swinging" in kinds(report)
     assert "smaller learning rate" in finding(report, "swinging")
     report, changes = eight_places(lr=0.01)
-    assert changes < 25 and kinds(report) == []
+    assert changes < 25 and "swinging" not in kinds(report)
 
 
 def trained(losses: Tensor, names: Any = None, steps: int = 40) -> fcco.CVaRGroupDRO:

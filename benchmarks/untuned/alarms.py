@@ -100,14 +100,14 @@ def equal_groups(
     return run
 
 
-def trade_off(rate: float, momentum: float, steps: int = 200) -> Situation:
+def trade_off(rate: float, momentum: float, steps: int = 200, **settings: Any) -> Situation:
     """Eight groups that want eight places."""
 
     def run(seed: int) -> Kinds:
         draw, model = torch.Generator().manual_seed(seed), Point(4)
         places = torch.randn(8, 4, generator=draw, dtype=torch.float64)
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
-        dro = fcco.CVaRGroupDRO(model, optimizer, 8, 0.25)
+        dro = fcco.CVaRGroupDRO(model, optimizer, 8, 0.25, **settings)
         index = torch.arange(8).repeat_interleave(4)
         for _ in range(steps):
             noise = 0.3 * torch.randn(32, 4, generator=draw, dtype=torch.float64)
@@ -236,8 +236,8 @@ NULL: dict[str, Situation] = {
     "8 groups that trade off": trade_off(0.02, 0.9),
     "a network, Adam": network(torch.optim.Adam, 16, lr=0.003),
     "a network, SGD with momentum": network(torch.optim.SGD, 4, lr=0.03, momentum=0.9),
-    "2 limits": limited(0.7, lambda w: w, 150, parameters=2, times=[100]),
-    "20 limits": limited(0.7, lambda w: w, 150, parameters=20, times=[100]),
+    "2 limits": limited(0.7, lambda w: w, 300, parameters=2, times=[200]),
+    "20 limits": limited(0.7, lambda w: w, 300, parameters=20, times=[200]),
     "200 limits that do not matter": limited(
         1.5, lambda w: w, 150, parameters=200, times=[100]
     ),
@@ -247,7 +247,9 @@ WRONG: dict[str, tuple[str, Situation]] = {
     "a group that never comes": ("never-seen", never_drawn),
     "a constant output": ("collapse", last(16, 4, ones, 80, spread=0.01)),
     "a constant output, two labels": ("collapse", last(16, 4, either_label, 80, spread=0.01)),
-    "a learning rate that is too large": ("swinging", trade_off(0.3, 0.9)),
+    "a learning rate that is too large": (
+        "swinging", trade_off(0.3, 0.9, smoothing=fcco.Width(0.1)),
+    ),
     "groups learnt by heart": ("overfitted", overfitted),
     "a small gamma while losses move": (
         "estimates-lag",
