@@ -149,13 +149,14 @@ class GroupReport(Report):
     share: float
 
     def __str__(self) -> str:
-        return self._text(
-            ["group", "loss", "weight", ""],
+        summary = (
             f"CVaR {self.cvar:.4g}, mean {self.mean:.4g}, {self.seen} of {len(self.rows)} groups "
-            f"seen, {self.at_cap} at the cap\n"
-            f"{self.share:.0%} of a batch carries the weight: one {1 / self.share:.1f} times as "
-            "large has the noise of a plain mean",
+            f"seen, {self.at_cap} at the cap"
         )
+        if self.share < 0.95:
+            summary += f"\n{self.share:.0%} of a batch carries the weight: one "
+            summary += f"{1 / self.share:.1f} times as large has the noise of a plain mean"
+        return self._text(["group", "loss", "weight", ""], summary)
 
 
 @dataclass(frozen=True)
@@ -345,11 +346,6 @@ class _Facts:
     def of_groups(self) -> bool:
         return self.rows[0].limit is None
 
-    @property
-    def width(self) -> float | None:
-        """The width of the rounded kink; None for a term without one."""
-        return self.term.kink_width
-
     @cached_property
     def far(self) -> float:
         """How many errors the furthest of all rows is off by chance, but in `LEVEL` of reports."""
@@ -459,7 +455,7 @@ def _late(facts: _Facts, pulled: bool) -> _Found:
 
 def _wide_zone(facts: _Facts) -> _Found:
     """A zone so wide that the ratio has lost its meaning; an automatic one is as wide as needed."""
-    term, losses, width = facts.term, facts.losses[::-1], facts.width
+    term, losses, width = facts.term, facts.losses[::-1], facts.term.kink_width
     if not losses or not width or term.automatic or any(row.capped for row in facts.rows):
         return None
     above = math.floor(term.ratio * len(facts.rows) + 1e-9)  # groups that CVaR gives the cap
@@ -473,7 +469,7 @@ def _wide_zone(facts: _Facts) -> _Found:
 
 def _narrow_zone(facts: _Facts) -> _Found:
     """The rounded kink is narrower than the median error; an automatic one follows the error."""
-    width, noise = facts.width, facts.noise
+    width, noise = facts.term.kink_width, facts.noise
     if width is None or facts.term.automatic or not width < noise:
         return None
     kink = f"The rounded kink is {width:.2g} wide" if width else "The kink is not smoothed"
