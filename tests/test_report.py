@@ -557,3 +557,9 @@ def test_no_false_alarm(name: str) -> None:
 def test_what_is_wrong_is_found(name: str) -> None:
     kind, situation = alarms.WRONG[name]
     assert kind in situation(0)
+
+
+def test_the_study_of_alarms_counts_runs() -> None:
+    found = alarms.study(runs=2, only="never comes")
+    assert found["false alarms"] == {}
+    assert found["found"] == {"a group that never comes": {"finding": "never-seen", "found": 1.0}}

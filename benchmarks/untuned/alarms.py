@@ -237,9 +237,9 @@ NULL: dict[str, Situation] = {
     "a network, Adam": network(torch.optim.Adam, 16, lr=0.003),
     "a network, SGD with momentum": network(torch.optim.SGD, 4, lr=0.03, momentum=0.9),
     "2 limits": limited(0.7, lambda w: w, 300, parameters=2, times=[200]),
-    "20 limits": limited(0.7, lambda w: w, 300, parameters=20, times=[200]),
+    "20 limits": limited(0.7, lambda w: w, 200, parameters=20, times=[150]),
     "200 limits that do not matter": limited(
-        1.5, lambda w: w, 150, parameters=200, times=[100]
+        1.5, lambda w: w, 120, parameters=200
     ),
 }  # fmt: skip
 

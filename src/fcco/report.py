@@ -411,7 +411,7 @@ def _least_norm(gram: Tensor) -> Tensor:
     """The y on the simplex with the least y^T G y, by projected gradient steps."""
     shares = torch.full_like(gram[0], 1 / len(gram))
     step = 1 / gram.diagonal().sum()  # at most 1 / the largest eigenvalue
-    for _ in range(1000):
+    for _ in range(300):
         shares = project_capped_simplex(shares - step * (gram @ shares), 1.0)
     return shares
 
