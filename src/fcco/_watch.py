@@ -1,8 +1,7 @@
 """The user's training loop, as an objective sees it.
 
-Where a step ends, what became of each loss; and a loop that runs but does not do what its author
-meant is noticed, and told so once. Nothing here looks at the value of a tensor that may be on a
-GPU: versions, flags, ages of graph nodes and ids that are Python numbers already are free.
+A loop that does not do what its author meant is told so once. Nothing here looks at the value of a
+tensor that may be on a GPU: versions, flags, ages of graph nodes and ids on the host are free.
 """
 
 from __future__ import annotations
@@ -37,40 +36,35 @@ MIN_WAIT, MAX_WAIT = 20, 1000
 WINDOW, _LOOKS = 10, 100  # calls between two looks at what was noted of them, and looks
 _NODES = 20_000  # of a graph that are looked at, at most
 
-_NO_STEP = "In {calls} calls of this objective its optimizer, {optimizers}, made no step"
-
 # What may go wrong, and the remedy.
 FAULTS = {
     "foreign": "`{call}(model, optimizer)`: {optimizers} holds no parameter of this {model}. Make "
     "it from `model.parameters()` of the model that you train.",
     "eval": "The optimizer stepped on a loss of `eval()` mode, that of the batch alone: nothing "
     "was tracked. Call `objective.train()` before training.",
-    "unused": "Losses of this objective in training mode were never differentiated, and their "
-    "values tracked. If these are evaluations, use `objective.eval()` or `torch.no_grad()`.",
+    "unused": "Losses of this objective in training mode were tracked and never differentiated. If "
+    "these are evaluations, use `objective.eval()` or `torch.no_grad()`.",
     "moves": "The parameters have changed {moves} times between calls of this objective, but its "
-    "optimizer, {optimizers}, made no step. Step `objective.optimizer`, or build the objective "
-    "with the optimizer that is stepped (a Hugging Face trainer makes its own: use "
-    "`RobustTrainer`), or call `objective.close()` after each update by hand.",
-    "exchanged": f"{_NO_STEP}, and it holds no parameter of the model any more. Build the "
-    "objective after the model has its final parameters.",
-    "cleared": f"{_NO_STEP}, and its parameters have no gradient from the calls before. Is "
-    "`optimizer.step()` missing before `zero_grad()`? If your function runs a copy of the model, "
-    "or another optimizer is stepped, build the objective with those.",
-    "waited": f"{_NO_STEP}. Step `objective.optimizer` after `loss.backward()`.",
+    "optimizer, {optimizers}, made no step. Step `objective.optimizer`, build the objective with "
+    "the optimizer that is stepped (a Hugging Face trainer makes its own: use `RobustTrainer`), or "
+    "call `objective.close()` after each update by hand.",
+    "waited": "In {calls} calls of this objective its optimizer, {optimizers}, made no step. Step "
+    "`objective.optimizer` between `loss.backward()` and `zero_grad()`. Does your function run a "
+    "copy of the model, is another optimizer stepped, or has the model got other parameters? Then "
+    "build the objective with those.",
     "copy": "This objective is a copy, but your function runs another model than its own. Copy "
     "them together, `copy.deepcopy((model, optimizer, objective))`, or use `objective.model`.",
-    "outside": "The function that you gave returns values that were computed before it was "
-    "called, but must give others at the previous parameters: run the model inside it, "
+    "outside": "The function that you gave returns values that were computed before it was called, "
+    "but must give others at the previous parameters: run the model inside it, "
     "`objective(lambda: losses_of(model(x), y), index)`.",
-    "detached": "What your function returned has no gradient, in training mode: was it computed by "
-    "`.detach()`, `.item()` or under `torch.no_grad()`, or is the model frozen? For an evaluation "
-    "call `objective.eval()` first.",
-    "constant": "The inner values{of} had no gradient in {calls} calls: nothing moves the "
-    "parameters towards them. A rate or an accuracy needs a differentiable stand-in, "
-    "`fcco.Measured(value, surrogate)`.",
-    "unequal": "The batches hold group {often} {times:.1f} times as often as group {seldom}: "
-    "groups count by how often they come. Draw them equally, {first}`DataLoader({data}, "
-    "batch_sampler=fcco.GroupBatchSampler({groups}, batch_size=...))`, one sampler for all epochs.",
+    "detached": "What your function returned has no gradient, in training mode: is it from "
+    "`.detach()`, `.item()` or `torch.no_grad()`, or is the model frozen? For an evaluation call "
+    "`objective.eval()` first.",
+    "constant": "The inner values{of} had no gradient in {calls} calls, and nothing moves them. A "
+    "rate or an accuracy needs a stand-in that has one, `fcco.Measured(value, surrogate)`.",
+    "unequal": "The batches hold group {often} {times:.1f} times as often as group {seldom}, and "
+    "so they count. Draw all equally, {first}`DataLoader({data}, batch_sampler="
+    "fcco.GroupBatchSampler({groups}, batch_size=...))`, one sampler for all epochs.",
     "absent": "{groups} not come once, while the others came {times:.0f} times on average: "
     "`num_groups` counts {number}, and so does the ratio.{hint}",
 }
@@ -209,12 +203,8 @@ class Loop:
     def waited(self) -> None:
         """There were many calls without a step."""
         why = self.losses.cleared or self.calls == MAX_WAIT
-        if not (why and self.listening) or self.said & {"moves", "exchanged", "cleared", "waited"}:
-            return
-        if _held(self.optimizers).isdisjoint(self.model.parameters()):
-            self._say("exchanged")
-        else:
-            self._say("cleared" if self.losses.cleared else "waited")
+        if why and self.listening and "moves" not in self.said:
+            self._say("waited")
 
     def _note_unused(self, number: int) -> None:
         """Count losses of training that were not differentiated; warn from the second on."""

@@ -37,14 +37,22 @@ class GroupObjective(Compositional):
         return self.term.group_weights()
 
     def report(
-        self, *, function: Callable[[], Any] | None = None, index: Index = None
+        self,
+        *,
+        function: Callable[[], Any] | None = None,
+        index: Index = None,
+        held_out: Any = None,
     ) -> GroupReport:
         """A table of the group losses and weights, and what they say about the settings.
 
-        As `fcco.constraints.ConstrainedObjective.report`; with `function` and the group of each of
-        its losses the tracked losses are compared with fresh ones, and those within a group.
+        Args:
+            function: as in a call of the objective: the losses within a group are then compared.
+                Nothing is updated.
+            index: of that call.
+            held_out: mean losses on samples that are not trained on, to find groups that are
+                learnt by heart: (n,), a dict by group, or what `fcco.group_mean` returns.
         """
-        return group_report(self, self.group_weights(), function, index)
+        return group_report(self, self.group_weights(), function, index, held_out)
 
 
 class CVaRGroupDRO(GroupObjective):

@@ -1,8 +1,9 @@
 """Reports: a table of the values an objective has tracked, and findings with their remedies.
 
 `_TESTS` lists the findings: a new one is a row of it, and docs/recipes/how-to-choose.md has a table
-of the kinds. Some need the user's function, as `report(function=..., index=...)`. A report reads
-numbers from the device: make one now and then, not in every step.
+of the kinds. `python -m benchmarks.untuned.alarms` counts how often each is right. Some need the
+user's function, as `report(function=..., index=...)`. A report reads numbers from the device: make
+one now and then, not in every step.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from torch import Tensor
 from .inputs import Index
 from .outer import project_capped_simplex
 from .rules.arrays import tensor
-from .rules.track import Pooled, correction_weight
+from .rules.track import Pooled, best_gamma, correction_weight
 from .terms.limits import Limit
 from .tracker import Entries, InnerTracker
 
@@ -82,11 +84,6 @@ class Row:
         return None if self.excess is None or math.isnan(self.excess) else self.excess <= 0
 
     @property
-    def violated(self) -> bool:
-        """Whether the constraint is violated by more than two errors, if its error is known."""
-        return self.met is False and not (self.excess or 0) <= 2 * self.error
-
-    @property
     def badness(self) -> float:
         """The loss, or the excess; the least of all if it was never seen."""
         size = self.value if self.excess is None else self.excess
@@ -142,18 +139,24 @@ class GroupReport(Report):
         cvar: CVaR of the losses of the groups seen.
         mean: their mean.
         at_cap: how many have the largest weight.
+        share: of a batch that has groups equally often, how much carries the weight: the noise of
+            the gradient is that of a plain mean over so much of it.
     """
 
     cvar: float
     mean: float
     at_cap: int
+    share: float
 
     def __str__(self) -> str:
-        return self._text(
-            ["group", "loss", "weight", ""],
+        summary = (
             f"CVaR {self.cvar:.4g}, mean {self.mean:.4g}, {self.seen} of {len(self.rows)} groups "
-            f"seen, {self.at_cap} at the cap",
+            f"seen, {self.at_cap} at the cap"
         )
+        if self.share < 0.95:
+            summary += f"\n{self.share:.0%} of a batch carries the weight: one "
+            summary += f"{1 / self.share:.1f} times as large has the noise of a plain mean"
+        return self._text(["group", "loss", "weight", ""], summary)
 
 
 @dataclass(frozen=True)
@@ -180,25 +183,55 @@ class ConstraintReport(Report):
 
 
 def group_report(
-    objective: Any, weights: Tensor, function: Callable[[], Any] | None, index: Index
+    objective: Any,
+    weights: Tensor,
+    function: Callable[[], Any] | None,
+    index: Index,
+    held_out: Any,
 ) -> GroupReport:
     """See `GroupObjective.report`; the weights are those of each group in the gradient."""
     term, tracker = objective.term, objective.term.tracker
     known = tracker.seen_rows()
     if not len(known):
         raise ValueError("`report()` needs values: no group has been seen yet.")
-    losses = torch.where(tracker.seen, tracker.rows, torch.nan)
+    losses, errors = torch.where(tracker.seen, tracker.rows, torch.nan), tracker.error()
     cap = min(1.0, 1 / (term.ratio * len(losses)))
-    rows = _rows(term.names, losses, tracker.error(), weights, weights >= cap * (1 - 1e-5))
+    rows = _rows(term.names, losses, errors, weights, weights >= cap * (1 - 1e-5))
+    facts = _Facts(
+        term,
+        rows,
+        errors.tolist(),
+        entries=_measured(objective, function, index),
+        held_out=[] if held_out is None else _held_out(rows, held_out),
+    )
+    some = weights[tracker.seen]
     return GroupReport(
         rows=rows,
-        findings=_findings(_Facts(term, rows, entries=_measured(objective, function, index))),
+        findings=_findings(facts),
         worst=max(rows, key=lambda row: row.badness).name,
         seen=len(known),
         cvar=term.value().item(),
         mean=known.mean().item(),
         at_cap=sum(row.capped for row in rows),
+        share=(some.sum().square() / some.square().sum() / len(rows)).item(),
     )
+
+
+def _held_out(rows: Sequence[Row], given: Any) -> list[tuple[float, float]]:
+    """Loss and number of samples of each group: NaN without a loss, 10 if it is not known."""
+    losses, index, counts = given if isinstance(given, tuple) else (given, range(len(rows)), None)
+    if isinstance(losses, Mapping):
+        names = {row.name: k for k, row in enumerate(rows)}
+        index, losses = [names.get(name, -1) for name in losses], list(losses.values())
+    losses, index = torch.as_tensor(losses).double(), torch.as_tensor(index).tolist()
+    if losses.shape != (len(index),) or not {*index} <= {*range(len(rows))}:
+        raise ValueError(
+            f"`report(held_out=...)` needs one loss for each of the {len(rows)} groups, a dict by "
+            f"group, or what `group_mean` returns, but is: {given}."
+        )
+    counts = torch.full_like(losses, 10) if counts is None else counts
+    found = dict(zip(index, zip(losses.tolist(), counts.tolist(), strict=True), strict=True))
+    return [found.get(k, (math.nan, 10.0)) for k in range(len(rows))]
 
 
 def constraint_report(
@@ -209,12 +242,12 @@ def constraint_report(
 ) -> ConstraintReport:
     """See `ConstrainedObjective.report`."""
     term, tracker = objective.term, objective.term.tracker
+    error = shown_error = _largest(tracker.error())
     if values is None:
         violation, multipliers = term.violation(), term.multipliers()
-        error = _largest(tracker.error())
     else:
         violation, multipliers = term.violation_at(values), term.multipliers_at(values)
-        error = torch.zeros(tracker.num_inner)
+        shown_error = torch.zeros_like(error)
     excess = _largest(violation)
     if bool(excess.isnan().all()):
         raise ValueError("`report()` needs values: no constraint has been seen yet.")
@@ -222,12 +255,12 @@ def constraint_report(
     if tracker.dim == 1:  # an excess does not tell the value: that of an equality is a distance
         limits, shown = term.limits.written(), term.values() if values is None else values
         shown = torch.where(excess.isnan(), torch.nan, shown)
-    capped = term.capped(values)
-    columns = shown, error, _largest(multipliers, signed=True), capped
+    columns = shown, shown_error, _largest(multipliers, signed=True), term.capped(values)
     rows = _rows(term.limits.names, *columns, limits, excess)
     facts = _Facts(
         term,
         rows,
+        error.tolist(),
         given=values is not None,
         entries=_measured(objective, function, index),
         parameters=tuple(each for each in objective.model.parameters() if each.requires_grad),
@@ -273,24 +306,11 @@ def _measured(objective: Any, function: Callable[[], Any] | None, index: Index) 
 
 # What findings are told by.
 
+LEVEL = 0.01
+"""Of a false alarm: the chance that one among all groups or constraints is so far off by noise."""
 
-class _Samples(NamedTuple):
-    """The values of a batch by block, of the blocks with two samples or more."""
-
-    index: Tensor
-    mean: Tensor  # of each block's samples
-    variance: Tensor  # of one sample
-    count: Tensor
-
-
-class _Gradients(NamedTuple):
-    """The gradients of violated constraints, each scaled to length 1."""
-
-    names: list[Name]  # of the constraints
-    gram: Tensor  # the cosines
-    shares: Tensor  # of each gradient in the shortest mean of them
-    least: float  # its length
-
+_SETTLED = 100
+"""Steps in which a multiplier, which moves by 1 % a step, has begun to answer."""
 
 _MOST_GRADIENTS = 8
 """Gradients that are compared, each as large as the parameters."""
@@ -303,64 +323,69 @@ class _Facts:
     Attributes:
         term: the term of the report.
         rows: its rows.
-        given: whether their values are the user's, instead of the tracked ones.
+        errors: of the tracked values, one per row.
+        given: whether the values of the rows are the user's, instead of the tracked ones.
         entries: what the user's function returned, if there is one.
         parameters: of the model, where their gradients are wanted.
+        held_out: loss and number of samples of each group, apart from training.
     """
 
     term: Any
     rows: Sequence[Row]
+    errors: Sequence[float]
     given: bool = False
     entries: Entries | None = None
     parameters: Sequence[Tensor] = ()
+    held_out: Sequence[tuple[float, float]] = ()
 
     @property
     def tracker(self) -> InnerTracker:
         return self.term.tracker
 
     @property
-    def noun(self) -> str:
-        return "group" if self.rows[0].limit is None else "constraint"
+    def of_groups(self) -> bool:
+        return self.rows[0].limit is None
 
-    @property
-    def width(self) -> float | None:
-        """The width of the rounded kink; None for a term without one."""
-        return self.term.kink_width
-
-    @property
-    def rise(self) -> Tensor | None:
-        """By how much each multiplier grows in a step; None where none does."""
-        return None if self.noun == "group" else self.term.rise()
+    @cached_property
+    def far(self) -> float:
+        """How many errors the furthest of all rows is off by chance, but in `LEVEL` of reports."""
+        return statistics.NormalDist().inv_cdf(1 - LEVEL / len(self.rows))
 
     @cached_property
     def noise(self) -> float:
         """The median error of the values; NaN if it is not known."""
-        known = [row.error for row in self.rows if row.error > 0]
+        known = [error for error in self.errors if not math.isnan(error)]
         return statistics.median_low(known) if known else math.nan
 
     @cached_property
-    def samples(self) -> _Samples | None:
-        """None where entries are no samples, or no block has two of them."""
-        if self.entries is None or self.entries.blocks.inverse is None:
-            return None
-        blocks, values = self.entries.blocks.as_tensors(), tensor(self.entries.fresh).double()
-        count = blocks.counts.to(values)
-        count = count if values.dim() == 1 else count.unsqueeze(1)
-        mean = blocks.sums(values) / count
-        squares = blocks.sums((values - blocks.of_entries(mean)).square())
-        several = blocks.counts > 1
-        if not bool(several.any()):
-            return None
-        count = count[several]
-        variance = squares[several] / (count - 1)
-        return _Samples(blocks.index[several], mean[several], variance, count)
+    def losses(self) -> list[float]:
+        """Those of the groups seen, in increasing order; none of constraints."""
+        known = (row.value for row in self.rows if not math.isnan(row.value))
+        return sorted(known) if self.of_groups else []
 
     @cached_property
-    def gradients(self) -> _Gradients | None:
-        """Those of violated constraints; None unless there are two."""
-        entries, tracker = self.entries, self.tracker
-        if entries is None or not self.parameters or not entries.carrier.requires_grad:
+    def motion(self) -> tuple[float, float] | None:
+        """Variances of a batch value and of the way between two visits, of all blocks together.
+
+        None before blocks came again in twenty steps, and where it is not measured.
+        """
+        if self.tracker.estimate is None:
             return None
+        known = Pooled(*self.tracker.estimate.pooled.tolist())
+        return known.noise_and_drift() if known.steps >= 20 else None
+
+    @cached_property
+    def violated(self) -> list[Row]:
+        """The constraints that are further outside than noise explains, the worst first."""
+        pairs = zip(self.rows, self.errors, strict=True)
+        rows = [row for row, e in pairs if row.met is False and not row.badness <= self.far * e]
+        return sorted(rows, key=lambda row: row.badness, reverse=True)
+
+    def gradients(self) -> tuple[list[Name], Tensor]:
+        """The names of violated constraints, and their gradients scaled to length 1."""
+        entries, tracker, names, units = self.entries, self.tracker, list[Name](), list[Tensor]()
+        if entries is None or not self.parameters or not entries.carrier.requires_grad:
+            return names, tracker.rows
         blocks = entries.carrier_blocks.as_tensors()
         sums = blocks.sums(entries.carrier, tracker.log_space)
         count = blocks.counts.to(sums) if sums.dim() == 1 else blocks.counts.to(sums).unsqueeze(1)
@@ -369,39 +394,30 @@ class _Facts:
         excess = _largest(self.term.violation_at(values))
         # Of a limit that is met, or was by this batch, nothing has to be said.
         present = set(blocks.index[excess[blocks.index] > 0].tolist())
-        violated = [k for k, row in enumerate(self.rows) if row.violated and k in present]
-        violated.sort(key=lambda k: self.rows[k].badness, reverse=True)
-        names, units = [], []
+        violated = [k for row in self.violated if (k := self.rows.index(row)) in present]
         for k in violated[:_MOST_GRADIENTS]:
             parts = torch.autograd.grad(
                 excess[k], self.parameters, retain_graph=True, materialize_grads=True
             )
             flat = torch.cat([part.flatten().float() for part in parts])
-            length = flat.norm()
-            if length > 0:
+            if (length := flat.norm()) > 0:
                 units.append(flat / length)
                 names.append(self.rows[k].name)
-        if len(names) < 2:
-            return None
-        gram = torch.stack([torch.stack([a @ b for b in units]) for a in units]).double().cpu()
-        shares = _least_norm(gram)
-        least = math.sqrt(max((shares @ gram @ shares).item(), 0.0))
-        return _Gradients(names, gram, shares, least)
+        return names, torch.stack(units) if units else tracker.rows
 
 
 def _least_norm(gram: Tensor) -> Tensor:
     """The y on the simplex with the least y^T G y, by projected gradient steps."""
     shares = torch.full_like(gram[0], 1 / len(gram))
     step = 1 / gram.diagonal().sum()  # at most 1 / the largest eigenvalue
-    for _ in range(1000):
+    for _ in range(300):
         shares = project_capped_simplex(shares - step * (gram @ shares), 1.0)
     return shares
 
 
-def _listed(names: Sequence[Name], noun: str) -> str:
-    shown = ", ".join(map(repr, names[:5]))
+def _listed(names: Sequence[Name]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{noun}{'s' if len(names) > 1 else ''} {shown}{more}"
+    return ", ".join(map(repr, names[:5])) + more
 
 
 # The findings. A test returns the numbers of its texts, or None if there is nothing to say.
@@ -409,261 +425,241 @@ def _listed(names: Sequence[Name], noun: str) -> str:
 _Found = Mapping[str, Any] | None
 
 
-@dataclass(frozen=True)
-class _Test:
-    """A finding: its kind, its test, and what it says, with the numbers of the test."""
-
-    kind: str
-    test: Callable[[_Facts], _Found]
-    text: str
-    remedy: str
-
-
-def _findings(facts: _Facts) -> tuple[Finding, ...]:
-    found = ((row, row.test(facts)) for row in _TESTS)
-    return tuple(
-        Finding(row.kind, row.text.format_map(numbers), row.remedy.format_map(numbers))
-        for row, numbers in found
-        if numbers is not None
-    )
-
-
 def _never_seen(facts: _Facts) -> _Found:
-    missing = [row.name for row in facts.rows if math.isnan(row.value)]
-    if not missing:
+    names = _listed([row.name for row in facts.rows if math.isnan(row.value)])
+    return {"names": names, "steps": facts.tracker.steps} if names else None
+
+
+def _exceeded(facts: _Facts, rows: Sequence[Row]) -> _Found:
+    if not rows:
         return None
-    return {"missing": len(missing), "number": len(facts.rows), "noun": facts.noun,
-            "steps": facts.tracker.steps, "names": _listed(missing, facts.noun)}  # fmt: skip
+    errors = rows[0].badness / max(facts.errors[facts.rows.index(rows[0])], 1e-30)
+    return {"names": _listed([row.name for row in rows]), "excess": rows[0].badness,
+            "errors": f" ({errors:.0f} standard errors)" if errors < 1e6 else "",
+            "weight": max(abs(row.weight) for row in rows), "steps": facts.term.step,
+            "they": "they cannot all hold" if len(rows) > 1 else "it cannot hold"}  # fmt: skip
 
 
 def _small_penalty(facts: _Facts) -> _Found:
     """A violated constraint has the largest multiplier its penalty allows."""
-    held = [row for row in facts.rows if row.capped and row.met is False]
-    if not held:
+    return _exceeded(facts, [row for row in facts.violated if row.capped])
+
+
+def _late(facts: _Facts, pulled: bool) -> _Found:
+    """Constraints are violated though their multipliers had time: they still grow, or are 0."""
+    if facts.of_groups or facts.term.rise() is None or facts.term.step < _SETTLED:
         return None
-    cap, excess = max(abs(row.weight) for row in held), max(row.badness for row in held)
-    names = _listed([row.name for row in held], "constraint")
-    return {"cap": cap, "excess": excess, "names": names}
-
-
-def _rising(facts: _Facts) -> _Found:
-    """A constraint is violated, and its multiplier still grows."""
-    growth = facts.rise
-    if growth is None:
-        return None
-    # One that settles grows less and less; one that grows evenly doubles in as many steps.
-    growth = (growth * facts.term.step).tolist()
-    late = zip(facts.rows, growth, strict=True)
-    return _late(facts, [row for row, by in late if by > 0.2 * abs(row.weight) > 1e-20])
-
-
-def _idle(facts: _Facts) -> _Found:
-    """A constraint is violated, and nothing pulls at it."""
-    if facts.rise is None:
-        return None
-    return _late(facts, [row for row in facts.rows if abs(row.weight) < 1e-20])
-
-
-def _late(facts: _Facts, rows: Sequence[Row]) -> _Found:
-    rows = [row for row in rows if row.violated]
-    if not rows or facts.term.step < 100:  # before, none is expected to have settled
-        return None
-    worst, more = max(rows, key=lambda row: row.badness), len(rows) - 1
-    name = repr(worst.name) + (f" (and of {more} more)" if more else "")
-    return {"steps": facts.term.step, "name": name, "excess": worst.badness}
+    return _exceeded(facts, [row for row in facts.violated if (abs(row.weight) > 1e-20) == pulled])
 
 
 def _wide_zone(facts: _Facts) -> _Found:
-    """A zone so wide that the ratio has lost its meaning."""
-    term, rows, width = facts.term, facts.rows, facts.width
-    if facts.noun != "group" or not width or term.ratio == 1:
+    """A zone so wide that the ratio has lost its meaning; an automatic one is as wide as needed."""
+    term, losses, width = facts.term, facts.losses[::-1], facts.term.kink_width
+    if not losses or not width or term.automatic or any(row.capped for row in facts.rows):
         return None
-    above = math.floor(term.ratio * len(rows) + 1e-9)  # groups that CVaR gives the cap
-    losses = sorted((row.value for row in rows if not math.isnan(row.value)), reverse=True)
-    # An automatic zone is as wide as the losses cannot be told apart.
-    if term.automatic or any(row.capped for row in rows) or not above or len(losses) < len(rows):
+    above = math.floor(term.ratio * len(facts.rows) + 1e-9)  # groups that CVaR gives the cap
+    if not 0 < above < len(losses) == len(facts.rows) or losses[0] == losses[above]:
         return None
     # If no weight were at the cap in a zone this narrow, the worst `above` groups together would
     # have less than weight 1, and none of the others would have any.
     widest = losses[0] - losses[above]
-    if widest == 0:  # all of them tie
-        return None
-    return {"ratio": term.ratio, "width": width, "widest": widest, "rank": above + 1,
-            "asked": 0.95 * widest}  # fmt: skip
+    return {"ratio": term.ratio, "width": width, "widest": widest, "asked": 0.95 * widest}
 
 
 def _narrow_zone(facts: _Facts) -> _Found:
-    """The rounded kink is narrower than the median error of the estimates."""
-    width, noise = facts.width, facts.noise
-    if width is None or not width < noise:
+    """The rounded kink is narrower than the median error; an automatic one follows the error."""
+    width, noise = facts.term.kink_width, facts.noise
+    if width is None or facts.term.automatic or not width < noise:
         return None
     kink = f"The rounded kink is {width:.2g} wide" if width else "The kink is not smoothed"
     return {"kink": kink, "noise": noise, "asked": 2 * noise}
 
 
 def _behind(facts: _Facts) -> _Found:
-    """Estimates lag by over a quarter of the steps and, with an automatic gamma, more than noise.
+    """Estimates lag by over a quarter of the steps, and a far larger gamma would be better.
 
     Of a motion that keeps its direction, a moving average is n/(gamma B1) steps behind, and the
     correction makes up for gamma'/gamma of them.
     """
-    tracker = facts.tracker
+    tracker, motion = facts.tracker, facts.motion
     number, blocks, gamma = tracker.num_inner, tracker.blocks_per_step, tracker.gamma
     if facts.given or not blocks or not gamma:
         return None
-    lag = (
-        number / blocks - correction_weight(tracker.rule.correction, gamma, number, blocks)
-    ) / gamma
+    made_up = correction_weight(tracker.rule.correction, gamma, number, blocks)
+    lag = (number / blocks - made_up) / gamma
     if lag <= max(2, tracker.steps / 4):
         return None
-    if tracker.rule.gamma is None and tracker.estimate is not None:
-        pooled = Pooled(*tracker.estimate.pooled.tolist())
-        noise, drift = pooled.noise_and_drift()
-        by_noise, by_lag = (pooled.of_noise - 1) * noise, (pooled.of_drift - 1) * drift
-        if pooled.steps > 10 and by_lag <= by_noise:  # then a larger gamma would not be better
-            return None
+    if tracker.estimate is not None and (
+        motion is None or best_gamma(*motion) <= min(3 * gamma, 0.9)
+    ):
+        return None
     return {"lag": lag, "blocks": blocks, "number": number, "gamma": gamma,
             "steps": tracker.steps}  # fmt: skip
 
 
-def _off(facts: _Facts) -> _Found:
-    """Estimates are further from fresh values than the kink is wide."""
-    samples, width, tracker = facts.samples, facts.width, facts.tracker
-    if samples is None or width is None or tracker.log_space:
+def _plateau(facts: _Facts) -> _Found:
+    """All losses stay at one value, or at two (one for each label): the noise of data is gone."""
+    losses, motion = facts.losses, facts.motion
+    if len(losses) < 2 or motion is None:
         return None
-    distance = (tracker.rows.double()[samples.index] - samples.mean).square().mean()
-    noise = (samples.variance / samples.count).mean()
-    off = math.sqrt(max((distance - noise).item(), 0.0))
-    if off <= max(width, 2 * math.sqrt(noise.item())):
+    size = 0.01 * abs(statistics.fmean(losses))
+    if not max(facts.noise, math.sqrt(motion[1])) < size:
         return None
-    return {"off": off, "width": width, "asked": 2 * off}
-
-
-def _equal_losses(facts: _Facts) -> _Found:
-    """The group losses spread by less than their median error."""
-    losses = [row.value for row in facts.rows if not math.isnan(row.value)]
-    if facts.noun != "group" or len(losses) < 2:
+    gaps = [b - a for a, b in pairwise(losses)]
+    cut = gaps.index(max(gaps)) + 1 if len(losses) > 3 else len(losses)
+    if any(statistics.pstdev(part) > size for part in (losses[:cut], losses[cut:]) if part):
         return None
-    spread, noise = statistics.stdev(losses), facts.noise
-    if not spread < noise:
-        return None
-    return {"mean": statistics.mean(losses), "spread": spread, "noise": noise}
+    return {"where": " or ".join(sorted({f"{losses[0]:.3g}", f"{losses[-1]:.3g}"}))}
 
 
 def _same_within_groups(facts: _Facts) -> _Found:
-    """The losses spread by less than 1 % within every group."""
-    samples = facts.samples
-    if facts.noun != "group" or samples is None or len(samples.index) < 2:
+    """The losses of a batch spread by less than 1 % within groups."""
+    entries = facts.entries
+    if not facts.of_groups or entries is None or entries.blocks.inverse is None:
         return None
-    spread = samples.variance.max().sqrt().item()
-    size = samples.mean.square().mean().sqrt().item()
-    return {"spread": spread, "mean": samples.mean.mean().item()} if spread < 0.01 * size else None
+    blocks, losses = entries.blocks.as_tensors(), tensor(entries.fresh).double()
+    mean = blocks.sums(losses) / blocks.counts
+    spread, size = (losses - blocks.of_entries(mean)).square().sum(), losses.square().mean()
+    if len(mean) < 2 or spread >= 1e-4 * size * (blocks.counts - 1).sum():
+        return None
+    return {"where": f"{mean.mean():.3g}"}
+
+
+def _swinging(facts: _Facts) -> _Found:
+    """Losses move by as much as they differ, to and fro: not by noise, and not all one way."""
+    losses, motion, tracker = facts.losses, facts.motion, facts.tracker
+    # Early in training all losses move, and where u is the last value alone it cannot be told.
+    early = tracker.steps < max(100, 10 * tracker.num_inner / max(tracker.blocks_per_step, 1))
+    if len(losses) < 2 or motion is None or early or tracker.gamma == 1:
+        return None
+    assert tracker.estimate is not None
+    last = (tracker.estimate.latest - tracker.rows)[tracker.seen]  # (1 - gamma) x the last surprise
+    step, spread = math.sqrt(motion[1]), statistics.pstdev(losses)
+    one_way = last.mean().square() > last.var(correction=0)
+    if motion[1] < 2 * motion[0] or 2.5 * step < spread or bool(one_way):
+        return None
+    return {"step": step, "spread": spread, "asked": 4 * step}
+
+
+def _overfitted(facts: _Facts) -> _Found:
+    """Held-out losses are above training losses by more than noise.
+
+    That of a mean over k samples is taken as twice the training loss over sqrt(k): losses of
+    networks spread by more than their mean.
+    """
+    estimate, found = facts.tracker.estimate, []
+    if estimate is None or not facts.held_out:
+        return None
+    columns = facts.rows, facts.errors, estimate.visits.tolist(), facts.held_out
+    for row, error, visits, (loss, samples) in zip(*columns, strict=True):
+        by_chance = math.hypot(error, 2 * (abs(row.value) + 2 * error) / samples**0.5)
+        # A group that came a few times is not known by heart, and the error not known well.
+        if visits >= 10 and loss - row.value > max(facts.far * by_chance, abs(row.value) / 2):
+            found.append((loss - row.value, loss, row))
+    found.sort(key=lambda each: each[0], reverse=True)
+    return {"names": _listed([row.name for _, _, row in found]), "loss": found[0][1],
+            "trained": found[0][2].value} if found else None  # fmt: skip
 
 
 def _no_common_step(facts: _Facts) -> _Found:
     """No direction of the parameters lowers all violated constraints."""
-    found = facts.gradients
-    if found is None or found.least >= 0.1:
+    names, units = facts.gradients()
+    if len(names) < 2:
         return None
-    shares = zip(found.names, found.shares.tolist(), strict=True)
-    names = _listed([name for name, share in shares if share > 0.01], "constraint")
-    return {"names": names, "least": found.least}
-
-
-def _opposite(facts: _Facts) -> _Found:
-    """Gradients of two violated constraints point against each other."""
-    found = facts.gradients
-    if found is None or found.least < 0.1 or (cosine := found.gram.min().item()) > -0.5:
-        return None
-    pair = divmod(int(found.gram.argmin()), len(found.names))
-    return {"names": _listed([found.names[k] for k in pair], "constraint"), "cosine": cosine}
+    gram = (units @ units.T).double().cpu()
+    shares = _least_norm(gram)
+    least = math.sqrt(max((shares @ gram @ shares).item(), 0.0))
+    opposed = [name for name, share in zip(names, shares.tolist(), strict=True) if share > 0.01]
+    return {"names": _listed(opposed), "least": least} if least < 0.25 else None
 
 
 _CONSTANT = (
-    "If that is the loss of a constant output (ln 2 = 0.693 for two classes), the model ignores "
-    "its input: use a smaller learning rate, a wider zone (smoothing=fcco.Width(...)), or fresher "
-    "estimates (read='new', a larger gamma). If not, all groups are equally good, and all is well."
+    "That is a constant output (of two classes: ln 2 = 0.693). Start again with a learning rate "
+    "that is smaller or warms up over the first 60 steps, or with a wider zone, fcco.Width(...)."
 )
-_APART = "Loosen one of their limits, or use a model that can tell their samples apart."
 
-_TESTS = (
-    _Test(
+# Kind, test, what it says with the numbers of the test, and the remedy.
+_TESTS: tuple[tuple[str, Callable[[_Facts], _Found], str, str], ...] = (
+    (
         "never-seen", _never_seen,
-        "{missing} of {number} {noun}s have no value after {steps} steps: {names}.",
-        "Early in training that is chance; later check the ids, which count from 0, and how they "
-        "are drawn (`GroupBatchSampler` and `BlockSampler` draw all of them).",
+        "There is no value yet, after {steps} steps, of {names}.",
+        "Early that is chance; later check the ids, which count from 0, and how they are drawn "
+        "(`GroupBatchSampler` and `BlockSampler` draw all).",
     ),
-    _Test(
+    (
         "multiplier-at-cap", _small_penalty,
-        "The multiplier is at its cap, {cap:.3g}, for {names}, and the limit is exceeded by up to "
-        "{excess:.2g}: the penalty cannot push harder.",
-        "If that stays so, give a larger `penalty` (twice, say); if it does so with any penalty, "
-        "the constraints cannot all hold.",
+        "The multipliers of {names} are at their cap, {weight:.3g}, and the limits exceeded by up "
+        "to {excess:.2g}{errors}: the penalty cannot push harder.",
+        "If that stays so, give a larger `penalty` (twice, say); if with any, {they}.",
     ),
-    _Test(
-        "multiplier-rising", _rising,
-        "After {steps} steps the limit of {name} is exceeded by {excess:.2g}, and its multiplier "
-        "still grows.",
-        "Train longer; if the value stays while its multiplier grows, the model cannot keep "
-        "this limit beside the others: loosen it.",
+    (
+        "multiplier-rising", partial(_late, pulled=True),
+        "After {steps} steps {names} exceed their limits, by up to {excess:.2g}{errors}, and the "
+        "multipliers still rise.",
+        "Train longer. If a later report says the same, {they}: loosen a limit that is exceeded.",
     ),
-    _Test(
-        "multiplier-zero", _idle,
-        "After {steps} steps the limit of {name} is exceeded by {excess:.2g}, and nothing pulls "
-        "at it.",
-        "A value that never changes from batch to batch has no unit to act in: return "
-        "`fcco.Measured(value, surrogate)`, or the mean over a batch.",
+    (
+        "multiplier-zero", partial(_late, pulled=False),
+        "After {steps} steps {names} exceed their limits, by up to {excess:.2g}, and nothing pulls "
+        "at them: the multipliers are 0.",
+        "A value that never changes has no unit to act in: return `fcco.Measured(value, "
+        "surrogate)`, or the mean over a batch.",
     ),
-    _Test(
+    (
         "no-group-at-cap", _wide_zone,
-        "ratio={ratio:g} has little effect: no group has the largest weight, 1/(r n), because the "
-        "rounded kink is {width:.2g} wide and the largest loss is only {widest:.2g} above that of "
-        "rank {rank}.",
+        "ratio={ratio:g} has little effect, no group has the largest weight: the rounded kink is "
+        "{width:.2g} wide, and the worst r n groups are at most {widest:.2g} above the others.",
         "Use smoothing=fcco.Width({asked:.2g}) or less, unless noise asks for more.",
     ),
-    _Test(
+    (
         "zone-below-noise", _narrow_zone,
         "{kink}, the estimates have a standard error of {noise:.2g}: weights and multipliers "
         "follow the noise.",
         "Use smoothing=fcco.Width({asked:.2g}), which the methods 'sonex' and 'alexr2' take, "
         "more samples of each block, or a smaller gamma.",
     ),
-    _Test(
+    (
         "estimates-lag", _behind,
         "The estimates are about {lag:.0f} steps behind (n / (gamma B1), with {blocks} of "
         "{number} blocks in a batch and gamma={gamma:g}), and {steps} steps were done.",
         "Train longer before you read them; or use a larger gamma, or more blocks in a batch.",
     ),
-    _Test(
-        "estimates-lag", _off,
-        "The estimates are {off:.2g} away from the values of this batch (root mean square, its "
-        "noise taken off), further than the rounded kink is wide ({width:.2g}).",
-        "The weights answer what the model was some steps ago: use read='new', a larger gamma, "
-        "more blocks in a batch, or smoothing=fcco.Width({asked:.2g}). On data that were not "
-        "trained on, the model itself may differ so much.",
-    ),
-    _Test(
-        "collapse", _equal_losses,
-        "All group losses are {mean:.3g} within their errors (they spread by {spread:.2g}, the "
-        "standard error is {noise:.2g}).",
+    (
+        "collapse", _plateau,
+        "All group losses stay at {where}, and samples make no difference.",
         _CONSTANT,
     ),
-    _Test(
+    (
         "collapse", _same_within_groups,
-        "Within each group all samples have the same loss, to {spread:.1g} at a mean of "
-        "{mean:.3g}.",
+        "Within each group all samples have the same loss, {where} on average.",
         _CONSTANT,
     ),
-    _Test(
+    (
+        "swinging", _swinging,
+        "From one visit to the next a loss moves by {step:.2g}, to and fro, and the losses differ "
+        "by {spread:.2g}: the weights jump between groups.",
+        "Use a smaller learning rate, less momentum, or smoothing=fcco.Width({asked:.2g}).",
+    ),
+    (
+        "overfitted", _overfitted,
+        "The held-out losses are far above those in training of {names}: {loss:.3g} against "
+        "{trained:.3g}.",
+        "These groups are learnt by heart, and their weights are too small: regularise, stop "
+        "earlier, or join small groups.",
+    ),
+    (
         "constraints-oppose", _no_common_step,
         "No step of the parameters lowers {names} together: a mean of their gradients, each of "
         "length 1, has length {least:.2g}. They cannot all hold near these parameters.",
-        _APART,
-    ),
-    _Test(
-        "constraints-oppose", _opposite,
-        "The gradients of {names} point against each other (cosine {cosine:.2f}): what lowers "
-        "one raises the other.",
-        _APART,
+        "Loosen one of their limits, or use a model that can tell their samples apart.",
     ),
 )  # fmt: skip
+
+
+def _findings(facts: _Facts) -> tuple[Finding, ...]:
+    found = ((kind, test(facts), *texts) for kind, test, *texts in _TESTS)
+    return tuple(
+        Finding(kind, *(text.format_map(numbers) for text in texts))
+        for kind, numbers, *texts in found
+        if numbers is not None
+    )
