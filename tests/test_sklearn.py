@@ -27,6 +27,7 @@ from sklearn.preprocessing import StandardScaler  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 
 import fcco  # noqa: E402
+from fcco.groups.holdout import split_rows  # noqa: E402
 from fcco.integrations.sklearn import (  # noqa: E402
     AveragePrecisionClassifier,
     ConstrainedClassifier,
@@ -37,7 +38,6 @@ from fcco.integrations.sklearn.table import (  # noqa: E402
     Encoding,
     Part,
     read_groups,
-    split_rows,
 )
 from fcco.integrations.sklearn.training import WideAndDeep  # noqa: E402
 

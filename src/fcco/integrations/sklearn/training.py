@@ -5,22 +5,25 @@ from __future__ import annotations
 import abc
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim.swa_utils import update_bn
 
+from ...groups import HoldOut
 from ...optim import OutputIterate
 from .table import Encoding, Part
 
 __all__ = [
     "STEEP", "Goal", "Plan", "Problem", "Scored", "Settings", "Shuffled", "WideAndDeep", "adamw",
-    "losses_of", "outputs", "plain", "predicted", "scores_of", "train",
+    "judged", "losses_of", "outputs", "plain", "predicted", "scores_of", "train",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 Scored = tuple[Tensor, Part]
 """The scores of rows, and the rows."""
@@ -79,7 +82,7 @@ class Plan:
 
 
 class Shuffled:
-    """Features, classes and numbers of rows, in batches of nearly equal size.
+    """The rows of a part, in batches of nearly equal size.
 
     All rows come at each pass, in another random order.
     """
@@ -90,9 +93,9 @@ class Shuffled:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Part]:
         order = torch.randperm(len(self.part.y)).to(self.part.y.device)
-        return ((*self.part.take(rows), rows) for rows in order.tensor_split(self.count))
+        return (self.part.of(rows) for rows in order.tensor_split(self.count))
 
 
 class Problem(NamedTuple):
@@ -106,9 +109,8 @@ class Problem(NamedTuple):
 def plain(module: nn.Module, part: Part, settings: Settings) -> Problem:
     """Cross-entropy."""
 
-    def loss(batch: tuple[Tensor, ...]) -> Tensor:
-        x, y, _ = batch
-        return losses_of(scores_of(module, x), y).mean()
+    def loss(batch: Part) -> Tensor:
+        return losses_of(scores_of(module, batch.x), batch.y).mean()
 
     return Problem(None, Shuffled(part, settings.batch_size), loss)
 
@@ -118,15 +120,25 @@ class Goal(abc.ABC):
 
     name: str  # of the figure that `value` gives
     asked: str  # what was asked for, in words
+    means: Sequence[str] = ()  # the names of what `members` counts in
     plan = Plan()  # for the network that is made for a table
     epochs_share = rate_share = 1.0  # of the epochs and of the learning rate, in the loop
     tolerance = math.inf  # of the gap
 
     @abc.abstractmethod
     def problem(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part, settings: Settings
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        part: Part,
+        settings: Settings,
+        held: HoldOut | None = None,
     ) -> Problem:
-        """What to train on a part."""
+        """What to train on a part, of which `held` sets rows apart to measure values on."""
+
+    def members(self, part: Part) -> Tensor:
+        """Which samples count in which mean that is tracked, (n, means)."""
+        return part.members
 
     @abc.abstractmethod
     def value(self, scores: Tensor, part: Part) -> float:
@@ -150,8 +162,18 @@ class Goal(abc.ABC):
         return {"accuracy": float(accuracy), self.name: self.value(scores, part)}
 
 
+def judged(parts: Mapping[str, T]) -> list[T]:
+    """The parts that say what holds: with rows apart not those that the gradient comes from."""
+    return [each for name, each in parts.items() if name != "training" or "holdout" not in parts]
+
+
 def train(
-    module: nn.Module, goal: Goal, parts: Mapping[str, Part], settings: Settings
+    module: nn.Module,
+    goal: Goal,
+    whole: Part,
+    parts: Mapping[str, Part],
+    settings: Settings,
+    held: HoldOut | None = None,
 ) -> tuple[Any, list[dict[str, float]]]:
     r"""Train a module to the average iterate of the best epoch.
 
@@ -164,13 +186,17 @@ def train(
 
     nearly that of the last third. Without a validation part that of the last epoch is kept. Returns
     the objective, and the figures of each epoch.
+
+    Args:
+        whole: the part to train on, of which `held` sets rows apart.
+        parts: what is judged after each epoch, by name.
     """
     part = parts["training"]
     if isinstance(module, WideAndDeep):
         every = -(-len(part.y) // 8192)  # the start wants no more rows
         module.start(part.x[::every], part.y[::every])
     optimizer = adamw(module, settings)
-    objective, batches, loss_of = goal.problem(module, optimizer, part, settings)
+    objective, batches, loss_of = goal.problem(module, optimizer, whole, settings, held)
     average = OutputIterate(optimizer, "average", weight=lambda: float(average.count + 1) ** 3)
     total, rate = settings.max_epochs * len(batches), goal.rate_share * settings.learning_rate
     history: list[dict[str, float]] = []
@@ -195,10 +221,10 @@ def train(
             for name, each in scored.items():
                 row |= {f"{name} {figure}": value for figure, value in goal.figures(*each).items()}
             history.append(row)
-            merit = goal.merit(*scored.values()) if len(parts) > 1 else 0.0
+            merit = goal.merit(*judged(scored)) if "validation" in parts else 0.0
             if merit >= best:
                 best, state = merit, copy.deepcopy(module.state_dict())
-        if epoch >= settings.max_epochs and goal.gap(*scored.values()) <= goal.tolerance:
+        if epoch >= settings.max_epochs and goal.gap(*judged(scored)) <= goal.tolerance:
             break
     module.load_state_dict(state)
     return objective, history
