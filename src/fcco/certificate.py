@@ -170,9 +170,14 @@ def _bounds(
 ) -> list[tuple[float, float]]:
     """A lower and an upper bound of each expectation, each missed with that chance."""
     found, real = [(-math.inf, math.inf)] * len(samples), []
+    largest = max((np.abs(own).max() for own in samples), default=1)
     for k, own in enumerate(samples):
         size, hits = len(own), int(own.sum())
-        if np.isin(own, (0, 1)).all():
+        if largest > 1 and own[0] in (0, 1) and (own == own[0]).all():
+            # No rate, perhaps: other limits show how large a value is that these rows lack.
+            few = largest * _rate(0, size, chance)
+            found[k] = float(own[0] - few), float(own[0] + few)
+        elif np.isin(own, (0, 1)).all():
             # A difference may be -1 in other rows, too.
             low = -_rate(0, size, chance) if paired else 1 - _rate(size - hits, size, chance)
             found[k] = low, _rate(hits, size, chance)

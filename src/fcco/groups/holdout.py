@@ -45,9 +45,7 @@ class HoldOut:
     """
 
     def __init__(self, groups: Any, share: float, seed: int | None = None) -> None:
-        _checks.in_interval(
-            "HoldOut", "share", share, 0.0, 1.0, open_low=True, open_high=True
-        )
+        _checks.in_interval("HoldOut", "share", share, 0.0, 1.0, open_low=True, open_high=True)
         place = "`HoldOut(groups=...)`"
         found = read_index(place, groups)
         if not isinstance(found, Memberships):
@@ -63,7 +61,9 @@ class HoldOut:
             )
         random = np.random.default_rng(seed)
         cells = np.zeros((found.samples, 1), dtype=np.int64)  # all groups of a sample in a number
-        np.add.at(cells[:, 0], sample, np.random.RandomState(0).randint(1, 2**31, len(sizes))[group])
+        np.add.at(
+            cells[:, 0], sample, np.random.RandomState(0).randint(1, 2**31, len(sizes))[group]
+        )
         apart, some = np.zeros(found.samples, dtype=bool), np.flatnonzero(cells)
         apart[some[split_rows(cells[some], share, random)[1]]] = True
         for wanted in (True, False):  # a group that is too small for its share

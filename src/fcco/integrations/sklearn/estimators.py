@@ -95,9 +95,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             torch.manual_seed(settings.seed)
             module = self._module(parts["training"].x[:2], X.shape[1])
             try:
-                self.objective_, self.history_ = train(
-                    module, goal, whole, parts, settings, aside
-                )
+                self.objective_, self.history_ = train(module, goal, whole, parts, settings, aside)
             except NonFiniteValue as error:
                 raise ValueError(diverged) from error
         self.module_ = module
@@ -126,9 +124,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         self.report_ = ClassifierReport(goal.asked, goal.name, trained, **found)
         return self
 
-    def _hold_out(
-        self, goal: Goal, part: Part, random: np.random.RandomState
-    ) -> HoldOut | None:
+    def _hold_out(self, goal: Goal, part: Part, random: np.random.RandomState) -> HoldOut | None:
         """The rows of a part whose values are measured, and that carry no gradient."""
         members = goal.members(part)
         if self.holdout == 0 or part.members.shape[1] < 2:

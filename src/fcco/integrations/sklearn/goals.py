@@ -130,21 +130,20 @@ class Gap(Goal):
             )
         if not self.of_losses:
             share = float(part.y.double().mean())
-            counted = sizes if held is None else self.members(part.of(held.apart)).sum(0).double()
-            error = (share * (1 - share) * (1 / counted)[self.pairs].sum(1)).sqrt()
-            import os
-            k = float(os.environ.get("ND_K", "-1"))
-            if held is None:
-                self.limit = (self.limit - error).clip(self.tolerance / 4)
-            else:
-                self.limit = (self.limit + k * error).clip(self.tolerance / 4)
+            error = (share * (1 - share) * (1 / sizes)[self.pairs].sum(1)).sqrt()
+            self.limit = (self.limit - error).clip(self.tolerance / 4)
         names = itertools.compress(self.names, filled.tolist())
         limits = dict(zip(names, self.limit.tolist(), strict=True))
         objective = constrained(module, optimizer, limits)
 
         batches = Shuffled(rest, settings.batch_size)
-        others = None if held is None else Shuffled(part.of(held.apart), settings.batch_size)
-        endless = others and itertools.chain.from_iterable(itertools.repeat(others))
+        endless = None
+        if (
+            held is not None
+        ):  # not all at once, for values without noise are pressed to the last digit
+            apart = part.of(held.apart)
+            others = Shuffled(apart, min(settings.batch_size, len(apart.y) / 4))
+            endless = itertools.chain.from_iterable(itertools.repeat(others))
 
         def loss(batch: Part) -> Tensor:
             both = [batch] if endless is None else [next(endless), batch]

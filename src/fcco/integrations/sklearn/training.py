@@ -87,7 +87,7 @@ class Shuffled:
     All rows come at each pass, in another random order.
     """
 
-    def __init__(self, part: Part, batch_size: int) -> None:
+    def __init__(self, part: Part, batch_size: float) -> None:
         self.part, self.count = part, max(1, round(len(part.y) / batch_size))
 
     def __len__(self) -> int:
