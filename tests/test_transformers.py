@@ -88,8 +88,8 @@ def robust(folder: Path | str, model: Any = None, **options: Any) -> RobustTrain
     """A trainer; options of `TrainingArguments` are those that RobustTrainer does not know."""
     own = (
         "objective", "groups", "losses", "loss_on", "columns", "sampler", "groups_per_batch",
-        "ungrouped_share", "train_dataset", "eval_dataset", "optimizers", "data_collator",
-        "compute_loss_func", "compute_metrics",
+        "ungrouped_share", "holdout", "train_dataset", "eval_dataset", "optimizers",
+        "data_collator", "compute_loss_func", "compute_metrics",
     )  # fmt: skip
     model = bert() if model is None else model
     mine = {key: options.pop(key) for key in own if key in options}
@@ -375,6 +375,61 @@ def test_batches_hold_what_they_should(tmp_path, make):
         group = [each for (each,) in batch["group_index"]]
         assert sorted(group) == [0, 0, 1, 1, 2, 2, 3, 3]
         assert group == [rows[tuple(each)] for each in batch["input_ids"].tolist()]
+
+
+def test_examples_set_apart_give_the_values_and_the_others_the_gradient(tmp_path):
+    """The same run by hand, with the batches of the trainer, and the same again after a resume."""
+    trainer = robust(tmp_path, bert(0.0), holdout=0.25, save_strategy="steps", save_steps=9)
+    held = trainer._held
+    apart, rest = set(held.apart.tolist()), set(held.rest.tolist())
+    assert sorted(apart | rest) == list(range(SAMPLES)) and len(apart) == SAMPLES // 4
+    batches = list(trainer.get_train_dataloader().batch_sampler)
+    trainer.train()
+    model = bert(0.0)
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
+    for epoch in range(EPOCHS):
+        trainer.state.epoch = epoch
+        for rows in trainer.get_train_dataloader().batch_sampler:
+            assert set(rows[:BATCH]) <= rest and set(rows[BATCH:]) <= apart
+            first, second = (collate([examples()[k] for k in part]) for part in
+                             (rows[:BATCH], rows[BATCH:]))  # fmt: skip
+            assert torch.equal(first["group"], second["group"])
+
+            def losses(batch):
+                logits = model(input_ids=batch["input_ids"]).logits
+                return cross_entropy(logits, batch["labels"], reduction="none")
+
+            values, gradient = (functools.partial(losses, each) for each in (second, first))
+            loss = objective(values, second["group"], gradient=gradient)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert distance(model, trainer.model) < 1e-12 and len(batches[0]) == 2 * BATCH
+    again = robust(tmp_path, bert(0.0), holdout=0.25)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
+    assert distance(again.model, trainer.model) < 1e-12
+
+
+def test_examples_set_apart_of_overlapping_groups_and_without_one(tmp_path):
+    data = [dict(each, user=[NAMES[k % 4], NAMES[k % 3]] if k % 4 != k % 3 else None)
+            for k, each in enumerate(examples())]  # fmt: skip
+    trainer = robust(
+        tmp_path, objective=lambda model, optimizer: fcco.constrained(
+            model, optimizer, GROUPS, tolerance=0.5), train_dataset=data, groups="user",
+        groups_per_batch=None, holdout=0.3, max_steps=4,
+    )  # fmt: skip
+    loader = trainer.get_train_dataloader()
+    for rows, batch in zip(list(loader.batch_sampler), list(loader), strict=True):
+        items = [loader.dataset[k] for k in rows]
+        groups = [own[0] if own else None for own in batch["group_index"]]
+        alone = groups.count(None)
+        assert alone == 4 and groups[:4] == groups[8:] and None not in groups[8:]
+        assert all(
+            NAMES[g] in item["user"] for g, item in zip(groups, items, strict=True) if g is not None
+        )
+    trainer.train()
+    assert bool(trainer.objective.term.tracker.seen.all())
 
 
 def test_the_order_of_the_trainer(tmp_path):

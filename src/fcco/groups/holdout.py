@@ -57,13 +57,12 @@ class HoldOut:
         sizes = np.bincount(group, minlength=found.groups)
         if (sizes == 1).any():
             raise ValueError(
-                f"{place}: group {sizes.tolist().index(1)} has one sample, too few to set one apart."
+                f"{place}: group {sizes.tolist().index(1)} has one sample, too few to set apart."
             )
         random = np.random.default_rng(seed)
-        cells = np.zeros((found.samples, 1), dtype=np.int64)  # all groups of a sample in a number
-        np.add.at(
-            cells[:, 0], sample, np.random.RandomState(0).randint(1, 2**31, len(sizes))[group]
-        )
+        numbers = np.random.RandomState(0).randint(1, 2**31, len(sizes))
+        cells = np.zeros((found.samples, 1), dtype=np.int64)  # all groups of a sample as one number
+        np.add.at(cells[:, 0], sample, numbers[group])
         apart, some = np.zeros(found.samples, dtype=bool), np.flatnonzero(cells)
         apart[some[split_rows(cells[some], share, random)[1]]] = True
         for wanted in (True, False):  # a group that is too small for its share
@@ -93,7 +92,7 @@ class HoldOut:
         return self._rows[self._starts[groups] + (first[place] + number) % counts[place]]
 
 
-def split_rows(cells: Ints, share: float, random: Any) -> tuple[Ints, Ints]:
+def split_rows(cells: NDArray[Any], share: float, random: Any) -> tuple[Ints, Ints]:
     """Rows to stay, and a share of rows to set apart: the same of every cell.
 
     Args:

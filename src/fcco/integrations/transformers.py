@@ -27,7 +27,7 @@ from transformers.utils import is_datasets_available
 
 from .. import _checks
 from ..constraints import ConstrainedObjective
-from ..groups import GroupBatchSampler, GroupMemberships
+from ..groups import GroupBatchSampler, GroupMemberships, HoldOut
 from ..index import read_names
 from ..inputs import Measured, split
 from ..objective import Compositional
@@ -77,6 +77,9 @@ class RobustTrainer(Trainer):
             has room for with two examples of each.
         ungrouped_share: part of a batch that has no group, where there are such examples. An epoch
             is one pass over them.
+        holdout: share of each group that is set apart: the values of a step come from these
+            examples, without gradient, and the gradient from the others, see `HoldOut`. A batch
+            has as many of them besides.
     """
 
     # The loss is a mean over the micro-batch: Trainer divides it by their number.
@@ -93,6 +96,7 @@ class RobustTrainer(Trainer):
         sampler: Literal["groups"] | None = "groups",
         groups_per_batch: int | None = None,
         ungrouped_share: float = 0.5,
+        holdout: float = 0.0,
         **kwargs: Any,
     ) -> None:
         if not callable(objective) or isinstance(objective, nn.Module):
@@ -103,6 +107,9 @@ class RobustTrainer(Trainer):
         _checks.one_of("RobustTrainer", "loss_on", loss_on, ("all", "ungrouped"))
         if sampler is not None:
             _checks.one_of("RobustTrainer", "sampler", sampler, ("groups",))
+        _checks.in_interval("RobustTrainer", "holdout", holdout, 0.0, 1.0, open_high=True)
+        if holdout and sampler is None:
+            raise ValueError("`RobustTrainer(holdout=...)` needs `sampler='groups'`.")
         super().__init__(*args, **kwargs)
         # As `loss_is_scaled_for_ga`, for versions without it; and no items are counted.
         self.model_accepts_loss_kwargs = False
@@ -130,6 +137,7 @@ class RobustTrainer(Trainer):
                 "`RobustTrainer(loss_on='ungrouped')` takes the loss from examples without a "
                 f"group, but {why}."
             )
+        self._held = HoldOut(self._groups, holdout, self.batch_seed) if holdout else None
         if sampler is not None:
             self._parts = self._samplers(groups_per_batch, ungrouped_share)
         inputs = {"label", "label_ids", *self.label_names}  # may be the groups, too
@@ -228,16 +236,15 @@ class RobustTrainer(Trainer):
         """The objective's loss in training; otherwise the mean loss of the examples."""
         inputs = dict(inputs)
         groups = inputs.pop(GROUP_INDEX, None)
-        arguments = {k: v for k, v in inputs.items() if k not in self._columns}
         outputs: Any = None
 
-        def result() -> Any:
+        def result(inputs: Mapping[str, Any] = inputs) -> Any:
             nonlocal outputs
-            outputs = model(**arguments)
+            outputs = model(**{k: v for k, v in inputs.items() if k not in self._columns})
             return (self._losses or self._default_losses)(outputs, inputs)
 
         if model.training and torch.is_grad_enabled():
-            loss = self._training_loss(result, groups)
+            loss = self._training_loss(result, inputs, groups)
         else:
             loss, values = split(result())
             if loss is None:
@@ -245,13 +252,23 @@ class RobustTrainer(Trainer):
             loss = loss.mean()
         return (loss, outputs) if return_outputs else loss
 
-    def _training_loss(self, result: Callable[[], Any], groups: list[list[int]] | None) -> Tensor:
+    def _training_loss(
+        self, result: Callable[[Any], Any], inputs: dict[str, Any], groups: Any
+    ) -> Tensor:
         objective: Any = self.objective
         if groups is None:
             raise ValueError(
                 f"A batch has examples without the column {self._column!r} of `groups=`, or with "
                 "other values in it: by a transform of the dataset, or another collator?"
             )
+        apart: dict[str, Any] = {}  # what `_Batches` has put at the end
+        if self._held is not None:
+            size, first = len(groups), (len(groups) + groups.count([])) // 2
+            apart, inputs = (
+                {k: v[own] if np.shape(v)[:1] == (size,) else v for k, v in inputs.items()}
+                for own in (slice(first, None), slice(first))
+            )
+            groups = groups[:first]
         member = torch.tensor([bool(own) for own in groups])
         grouped, ungrouped = member.nonzero().squeeze(1), (~member).nonzero().squeeze(1)
         index: list[Any] = [own for own in groups if own]
@@ -260,7 +277,7 @@ class RobustTrainer(Trainer):
         constrained = isinstance(objective, ConstrainedObjective)
 
         def entries() -> Any:
-            loss, values = split(result())
+            loss, values = split(result(inputs))
             parts = values if isinstance(values, Measured) else (values,)
             if any(part.shape[:1] != member.shape for part in parts):
                 raise ValueError(
@@ -274,6 +291,8 @@ class RobustTrainer(Trainer):
                 values = tree_map_only(Tensor, lambda each: each[grouped], values)
             return values if loss is None else (loss, values)
 
+        if apart:
+            return objective(lambda: split(result(apart))[1], index, gradient=entries)
         return objective(entries, index)
 
     def _default_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -345,15 +364,30 @@ class RobustTrainer(Trainer):
             seed=self.batch_seed, rank=0, world_size=1,
         )  # fmt: skip
         items = np.arange(len(self._rows)) if self._overlap else self._rows
+        kept = np.arange(own)
+        if self._held is not None:
+            kept = kept[np.isin(self._rows[:own], self._held.rest)]
         shape: dict[str, Any] = {"batch_size": size - ungrouped}
         if groups_per_batch is not None:
             each = (size - ungrouped) // max(groups_per_batch, 1)
-            most = int(np.bincount(self._ids).max())
+            most = int(np.bincount(self._ids[kept]).max())
             shape = {"groups_per_batch": groups_per_batch, "per_group": min(each, most)}
-        parts = [(items[:own], make(self._ids, **shape))]
+        parts = [(items[kept], make(self._ids[kept], **shape))]
         if alone:
             parts.append((items[own:], make(np.zeros(alone, int), 1, ungrouped)))
         return parts
+
+    def _same(self, drawn: list[int], generator: torch.Generator) -> NDArray[np.int64]:
+        """Examples set apart, of the groups of those that are drawn."""
+        if self._held is None:
+            return np.empty(0, np.int64)
+        own, number = len(self._ids), len(self.group_names)
+        kept = np.flatnonzero(np.isin(self._rows[:own], self._held.rest))
+        groups = self._ids[kept[drawn]]
+        rows = self._held.draw(torch.from_numpy(groups), generator).numpy()
+        if not self._overlap:
+            return rows
+        return np.searchsorted(self._rows[:own] * number + self._ids, rows * number + groups)
 
     @property
     def batch_seed(self) -> int:
@@ -390,6 +424,7 @@ class RobustTrainer(Trainer):
         column = repr(self.group_names).encode() + self._rows.tobytes() + self._ids.tobytes()
         same = {
             "sampler": self._sampler,
+            "examples set apart": 0 if self._held is None else len(self._held.apart),
             "seed": self.batch_seed,
             "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
             "examples": len(self._groups),
@@ -551,7 +586,10 @@ class _Batches(Sampler[list[int]]):
         for number, (_, sampler) in enumerate(self._parts):
             start = {"seed": self._trainer.batch_seed + number, "epoch": epoch, "consumed": 0}
             sampler.load_state_dict(start)
+        generator = torch.Generator().manual_seed(1_000_003 * self._trainer.batch_seed + epoch)
+        mine = slice(args.process_index, None, args.world_size)
         for drawn in zip(*(sampler for _, sampler in self._parts), strict=True):
             batch = [items[part] for (items, _), part in zip(self._parts, drawn, strict=True)]
             # Every so many-th: each process gets both kinds of examples, and equally many.
-            yield np.concatenate(batch)[args.process_index :: args.world_size].tolist()
+            same = self._trainer._same(drawn[0], generator)
+            yield [*np.concatenate(batch)[mine].tolist(), *same[mine].tolist()]

@@ -26,7 +26,7 @@ from ...tracker import NonFiniteValue
 from .._shared import report_of
 from .goals import AveragePrecision, ClassifierReport, Gap, WorstGroup, figures_of
 from .table import PIECES, Array, Encoding, Groups, Part, read_groups
-from .training import Goal, Plan, Settings, WideAndDeep, judged, outputs, train
+from .training import Fit, Goal, Plan, Settings, WideAndDeep, judged, outputs, train
 
 __all__ = ["AveragePrecisionClassifier", "ConstrainedClassifier", "WorstGroupClassifier"]
 
@@ -94,8 +94,9 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
             torch.manual_seed(settings.seed)
             module = self._module(parts["training"].x[:2], X.shape[1])
+            fit = Fit(module, whole, aside, settings)
             try:
-                self.objective_, self.history_ = train(module, goal, whole, parts, settings, aside)
+                self.objective_, self.history_ = train(goal, fit, parts)
             except NonFiniteValue as error:
                 raise ValueError(diverged) from error
         self.module_ = module

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.metrics import average_precision_score
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import _checks, xrisk
 from ..._watch import warn
 from ...group_dro import CVaRGroupDRO
-from ...groups import GroupBatchSampler, HoldOut, PositiveBatchSampler
+from ...groups import GroupBatchSampler, PositiveBatchSampler
 from ...inputs import Measured
 from ...methods import constrained
 from ...methods.registry import Table
@@ -26,11 +26,11 @@ from ...report import Report
 from .table import Groups, Part, distinct
 from .training import (
     STEEP,
+    Fit,
     Goal,
     Plan,
     Problem,
     Scored,
-    Settings,
     Shuffled,
     adamw,
     losses_of,
@@ -102,25 +102,18 @@ class Gap(Goal):
         ]
         return torch.cat(kept, dim=1)
 
-    def problem(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        part: Part,
-        settings: Settings,
-        held: HoldOut | None = None,
-    ) -> Problem:
+    def problem(self, fit: Fit, optimizer: torch.optim.Optimizer) -> Problem:
         """A limit for each pair of cells that has samples.
 
         It is the tolerance minus what two rates of new data differ by chance: one standard error,
         here that of the labels. Less than a quarter of the tolerance costs more than it gains.
         """
+        module, part, held, settings = fit
         sizes = self.members(part).sum(0).double().cpu()
         filled = (sizes > 0)[self.pairs].all(1)
         self.pairs, self.limit = self.pairs[filled], self.limit[filled]
-        rest = part if held is None else part.of(held.rest)
         if len(self.pairs) == 0 or part.members.shape[1] < 2:
-            return plain(module, rest, settings)
+            return plain(fit)
         empty = list(itertools.compress(self.means, (sizes == 0).tolist()))
         if empty:
             more = f" and {len(empty) - 10} more" if len(empty) > 10 else ""
@@ -136,11 +129,8 @@ class Gap(Goal):
         limits = dict(zip(names, self.limit.tolist(), strict=True))
         objective = constrained(module, optimizer, limits)
 
-        batches = Shuffled(rest, settings.batch_size)
         endless = None
-        if (
-            held is not None
-        ):  # not all at once, for values without noise are pressed to the last digit
+        if held is not None:  # not all at once: their multipliers would rise without end
             apart = part.of(held.apart)
             others = Shuffled(apart, min(settings.batch_size, len(apart.y) / 4))
             endless = itertools.chain.from_iterable(itertools.repeat(others))
@@ -173,7 +163,7 @@ class Gap(Goal):
             )
             return objective(values, index, gradient=gradient[0] if gradient else None)
 
-        return Problem(objective, batches, loss)
+        return Problem(objective, Shuffled(fit.rest, settings.batch_size), loss)
 
     def gap(self, *parts: Scored, limit: Tensor | float = 0.0) -> float:
         """The largest difference above a limit, over parts of the data together."""
@@ -209,14 +199,8 @@ class WorstGroup(Goal):
         self.means = names
         self.asked = f"smallest mean loss of the worst {worst:g} of the groups"
 
-    def problem(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        part: Part,
-        settings: Settings,
-        held: HoldOut | None = None,
-    ) -> Problem:
+    def problem(self, fit: Fit, optimizer: torch.optim.Optimizer) -> Problem:
+        module, part, held, settings = fit
         present = part.members.any(0)
         # A sample counts in each of its groups; memberships are drawn, each group equally often.
         members = part.members[:, present]
@@ -226,7 +210,7 @@ class WorstGroup(Goal):
         pairs = members.nonzero()
         names = list(itertools.compress(self.names, present.tolist()))
         if len(names) < 2:
-            return plain(module, part, settings)
+            return plain(fit)
         ratio = max(self.worst, 1 / len(names))  # a share of less than one group is the worst
         objective = CVaRGroupDRO(module, optimizer, names=names, ratio=ratio)
         group = pairs[:, 1].cpu()
@@ -267,14 +251,8 @@ class AveragePrecision(Goal):
     asked = "largest average precision"
     epochs_share, rate_share = 0.5, 0.3
 
-    def problem(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        part: Part,
-        settings: Settings,
-        held: HoldOut | None = None,
-    ) -> Problem:
+    def problem(self, fit: Fit, optimizer: torch.optim.Optimizer) -> Problem:
+        module, part, _, settings = fit
         faster, all_rows = adamw(module, settings), Shuffled(part, settings.batch_size)
         xrisk.warm_start(module, faster, all_rows, settings.max_epochs)
         objective = xrisk.AveragePrecision(module, optimizer, labels=part.y)

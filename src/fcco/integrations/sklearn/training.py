@@ -19,8 +19,8 @@ from ...optim import OutputIterate
 from .table import Encoding, Part
 
 __all__ = [
-    "STEEP", "Goal", "Plan", "Problem", "Scored", "Settings", "Shuffled", "WideAndDeep", "adamw",
-    "judged", "losses_of", "outputs", "plain", "predicted", "scores_of", "train",
+    "STEEP", "Fit", "Goal", "Plan", "Problem", "Scored", "Settings", "Shuffled", "WideAndDeep",
+    "adamw", "judged", "losses_of", "outputs", "plain", "predicted", "scores_of", "train",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -81,6 +81,20 @@ class Plan:
     learning_rate: float = 0.005  # the largest
 
 
+class Fit(NamedTuple):
+    """A network and the rows to train it on; `held` sets some apart, to measure values on."""
+
+    module: nn.Module
+    part: Part
+    held: HoldOut | None
+    settings: Settings
+
+    @property
+    def rest(self) -> Part:
+        """The rows that carry the gradient."""
+        return self.part if self.held is None else self.part.of(self.held.rest)
+
+
 class Shuffled:
     """The rows of a part, in batches of nearly equal size.
 
@@ -106,13 +120,13 @@ class Problem(NamedTuple):
     loss: Callable[[Any], Tensor]  # of a batch
 
 
-def plain(module: nn.Module, part: Part, settings: Settings) -> Problem:
+def plain(fit: Fit) -> Problem:
     """Cross-entropy."""
 
     def loss(batch: Part) -> Tensor:
-        return losses_of(scores_of(module, batch.x), batch.y).mean()
+        return losses_of(scores_of(fit.module, batch.x), batch.y).mean()
 
-    return Problem(None, Shuffled(part, settings.batch_size), loss)
+    return Problem(None, Shuffled(fit.rest, fit.settings.batch_size), loss)
 
 
 class Goal(abc.ABC):
@@ -126,15 +140,8 @@ class Goal(abc.ABC):
     tolerance = math.inf  # of the gap
 
     @abc.abstractmethod
-    def problem(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        part: Part,
-        settings: Settings,
-        held: HoldOut | None = None,
-    ) -> Problem:
-        """What to train on a part, of which `held` sets rows apart to measure values on."""
+    def problem(self, fit: Fit, optimizer: torch.optim.Optimizer) -> Problem:
+        """What to train on."""
 
     def members(self, part: Part) -> Tensor:
         """Which samples count in which mean that is tracked, (n, means)."""
@@ -167,14 +174,7 @@ def judged(parts: Mapping[str, T]) -> list[T]:
     return [each for name, each in parts.items() if name != "training" or "holdout" not in parts]
 
 
-def train(
-    module: nn.Module,
-    goal: Goal,
-    whole: Part,
-    parts: Mapping[str, Part],
-    settings: Settings,
-    held: HoldOut | None = None,
-) -> tuple[Any, list[dict[str, float]]]:
+def train(goal: Goal, fit: Fit, parts: Mapping[str, Part]) -> tuple[Any, list[dict[str, float]]]:
     r"""Train a module to the average iterate of the best epoch.
 
     AdamW; the learning rate rises over the first tenth of the steps and then falls to 0.3 of its
@@ -186,17 +186,13 @@ def train(
 
     nearly that of the last third. Without a validation part that of the last epoch is kept. Returns
     the objective, and the figures of each epoch.
-
-    Args:
-        whole: the part to train on, of which `held` sets rows apart.
-        parts: what is judged after each epoch, by name.
     """
-    part = parts["training"]
+    module, part, settings = fit.module, parts["training"], fit.settings
     if isinstance(module, WideAndDeep):
         every = -(-len(part.y) // 8192)  # the start wants no more rows
         module.start(part.x[::every], part.y[::every])
     optimizer = adamw(module, settings)
-    objective, batches, loss_of = goal.problem(module, optimizer, whole, settings, held)
+    objective, batches, loss_of = goal.problem(fit, optimizer)
     average = OutputIterate(optimizer, "average", weight=lambda: float(average.count + 1) ** 3)
     total, rate = settings.max_epochs * len(batches), goal.rate_share * settings.learning_rate
     history: list[dict[str, float]] = []
