@@ -133,7 +133,7 @@ def certify(
         other = own if reference is None else _read(name, reference[name])
         if len(other) != len(own):
             raise ValueError(f"`reference` has {len(other)} rows of `{name}`, not those of values.")
-        samples[name] = own if reference is None else own - other
+        samples[name] = own if reference is None else _read(name, own - other)
         low, high = bounds("certify(limits=...)", name, limits[name])
         if low == high and tolerance == 0:
             raise ValueError(f"The equality of `{name}` needs a `tolerance`: rows cannot prove it.")
@@ -191,7 +191,8 @@ def _bounds(
     # The logarithms of s differ by chance and between limits: empirical Bayes, by moments.
     noise, logs = (np.mean(np.concatenate(shapes) ** 4) - 1) / (4 * sizes), np.log(s)
     between = max(logs.var() - noise.mean(), 0)
-    pooled = np.exp((between * logs + noise * logs.mean()) / (between + noise))
+    share = between / np.maximum(between + noise, 1e-300)  # 0 / 0: two values, as often each
+    pooled = np.exp(share * logs + (1 - share) * logs.mean())
     factors = _factors(shapes, sizes, _SPENT * chance, seed)
     factors[factors > _DOUBTFUL * NormalDist().inv_cdf(1 - _SPENT * chance)] = np.inf
     widths = factors * np.maximum(s, pooled) / np.sqrt(sizes)
