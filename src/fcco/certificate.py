@@ -190,8 +190,9 @@ def _bounds(
     shapes = [(samples[k] - mean) / own for k, (_, mean, own) in zip(real, moments, strict=True)]
     # The logarithms of s differ by chance and between limits: empirical Bayes, by moments.
     noise, logs = (np.mean(np.concatenate(shapes) ** 4) - 1) / (4 * sizes), np.log(s)
+    noise = np.maximum(noise, 0)  # of two values that come as often: -0.0
     between = max(logs.var() - noise.mean(), 0)
-    share = between / np.maximum(between + noise, 1e-300)  # 0 / 0: two values, as often each
+    share = between / np.maximum(between + noise, 1e-300)
     pooled = np.exp(share * logs + (1 - share) * logs.mean())
     factors = _factors(shapes, sizes, _SPENT * chance, seed)
     factors[factors > _DOUBTFUL * NormalDist().inv_cdf(1 - _SPENT * chance)] = np.inf
