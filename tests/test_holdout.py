@@ -75,7 +75,8 @@ def test_values_come_from_the_rows_apart_and_the_gradient_from_the_rest():
     x, y = torch.randn(120, 150), torch.randn(120)
     held = HoldOut(group, 0.25, seed=0)
     model = torch.nn.Linear(150, 1)
-    dro = fcco.CVaRGroupDRO(model, torch.optim.Adam(model.parameters(), 0.02), 3, ratio=1)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    dro = fcco.CVaRGroupDRO(model, optimizer, 3, ratio=1)
     sampler = fcco.GroupBatchSampler(group[held.rest], batch_size=30, seed=0)
 
     def losses(rows):
@@ -86,8 +87,8 @@ def test_values_come_from_the_rows_apart_and_the_gradient_from_the_rest():
         same = held.draw(group[rows])
         loss = dro(lambda: losses(same), group[rows], gradient=lambda: losses(rows))  # noqa: B023
         loss.backward()
-        dro.optimizer.step()
-        dro.optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     with torch.no_grad():
         apart = torch.stack([losses(held.apart[group[held.apart] == k]).mean() for k in range(3)])
         learned = losses(held.rest).mean()
