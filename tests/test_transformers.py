@@ -380,17 +380,18 @@ def test_batches_hold_what_they_should(tmp_path, make):
 def test_examples_set_apart_give_the_values_and_the_others_the_gradient(tmp_path):
     """The same run by hand, with the batches of the trainer, and the same again after a resume."""
     trainer = robust(tmp_path, bert(0.0), holdout=0.25, save_strategy="steps", save_steps=9)
-    held = trainer._held
+    held: Any = trainer._held
     apart, rest = set(held.apart.tolist()), set(held.rest.tolist())
     assert sorted(apart | rest) == list(range(SAMPLES)) and len(apart) == SAMPLES // 4
-    batches = list(trainer.get_train_dataloader().batch_sampler)
+    loader: Any = trainer.get_train_dataloader()
+    batches = list(loader.batch_sampler)
     trainer.train()
     model = bert(0.0)
     optimizer = sgd(model)
     objective = dro(model, optimizer)
     for epoch in range(EPOCHS):
         trainer.state.epoch = epoch
-        for rows in trainer.get_train_dataloader().batch_sampler:
+        for rows in loader.batch_sampler:
             assert set(rows[:BATCH]) <= rest and set(rows[BATCH:]) <= apart
             first, second = (collate([examples()[k] for k in part]) for part in
                              (rows[:BATCH], rows[BATCH:]))  # fmt: skip
@@ -419,7 +420,7 @@ def test_examples_set_apart_of_overlapping_groups_and_without_one(tmp_path):
             model, optimizer, GROUPS, tolerance=0.5), train_dataset=data, groups="user",
         groups_per_batch=None, holdout=0.3,
     )  # fmt: skip
-    loader = trainer.get_train_dataloader()
+    loader: Any = trainer.get_train_dataloader()
     for rows, batch in zip(list(loader.batch_sampler), list(loader), strict=True):
         items = [loader.dataset[k] for k in rows]
         groups = [own[0] if own else None for own in batch["group_index"]]
@@ -428,7 +429,8 @@ def test_examples_set_apart_of_overlapping_groups_and_without_one(tmp_path):
         pairs = zip(groups, items, strict=True)
         assert all(NAMES[group] in item["user"] for group, item in pairs if group is not None)
     trainer.train()
-    assert bool(trainer.objective.term.tracker.seen.all())
+    objective: Any = trainer.objective
+    assert bool(objective.term.tracker.seen.all())
 
 
 def test_the_order_of_the_trainer(tmp_path):
