@@ -77,7 +77,16 @@ def errors(random: Random) -> Law:
     return lambda r, n: r.choice((-1.0, 0.0, 1.0), n, p=chances), up - down, deviation
 
 
-LAWS = (exponential, log_loss, lognormal, mixed, difference, rate, errors)
+def rare(random: Random) -> Law:
+    """Of the losses of two models that are alike in all rows but a few."""
+    p = math.exp(random.uniform(math.log(0.002), math.log(0.1)))
+    return (
+        lambda r, n: np.where(r.random(n) < p, r.exponential(5, n), 0.0), 5 * p,
+        5 * math.sqrt(2 * p - p * p),
+    )  # fmt: skip
+
+
+LAWS = (exponential, log_loss, lognormal, mixed, difference, rate, errors, rare)
 SHAPES = ((5, 20, 100), (100, 20, 100), (30, 50, 2000))
 
 

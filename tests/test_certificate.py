@@ -116,7 +116,9 @@ def test_bounds_hold_together_where_normal_ones_do_not():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", ["exponential", "mixed", "difference", "rate", "errors", "crossed"])
+@pytest.mark.parametrize(
+    "law", ["exponential", "mixed", "difference", "rate", "errors", "rare", "crossed"]
+)
 @pytest.mark.parametrize("shape", study.SHAPES)
 def test_bounds_hold_together_in_500_releases(law, shape):
     assert missed(law, shape, 500)[0] <= stats.binom.ppf(1 - 1e-3, 500, 0.05)
@@ -153,6 +155,22 @@ def test_rare_large_losses_need_more_rows():
         k: np.where(random.random(30) < 0.05, 10.0, 0.1 * random.random(30)) for k in range(9)
     }
     assert {each.verdict for each in certify(values, 5.0).rows} == {"too few rows"}
+
+
+def test_rows_without_a_difference_are_no_rates_where_others_are_large():
+    """Most rows are alike; where none of 100 differs, one in 30 may, by as much as elsewhere."""
+    other = np.where(np.arange(400) % 4 == 0, np.arange(400) / 50 - 4, 0.0)
+    found = certify({"alike": np.zeros(100), "other": other}, 9.0)
+    rate = stats.beta.ppf(1 - 0.05 / 2, 1, 100)
+    assert row(found, "alike").bound == pytest.approx(np.abs(other).max() * rate, abs=1e-6)
+    assert missed("rare", (30, 50, 400), 40)[0] <= stats.binom.ppf(1 - 1e-4, 40, 0.05)
+
+
+def test_two_values_that_come_as_often():
+    own = np.arange(400) % 2 - 0.5
+    bound = certify({"a": own}, 1.0).rows[0].bound
+    student = stats.t.isf(SPENT * 0.05, 399) * own.std(ddof=1) / 20
+    assert bound == pytest.approx(student, rel=0.1)
 
 
 def test_kinds_of_limits():

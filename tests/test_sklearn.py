@@ -27,6 +27,7 @@ from sklearn.preprocessing import StandardScaler  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 
 import fcco  # noqa: E402
+from fcco.groups.holdout import split_rows  # noqa: E402
 from fcco.integrations.sklearn import (  # noqa: E402
     AveragePrecisionClassifier,
     ConstrainedClassifier,
@@ -37,7 +38,6 @@ from fcco.integrations.sklearn.table import (  # noqa: E402
     Encoding,
     Part,
     read_groups,
-    split_rows,
 )
 from fcco.integrations.sklearn.training import WideAndDeep  # noqa: E402
 
@@ -267,6 +267,42 @@ def test_the_wide_part_starts_as_a_logistic_regression():
     for module in (network.train(), network.eval()):
         scores = module(x).detach().numpy()[:, 0]
         assert np.abs(scores - expected).mean() < 0.05 < 0.2 * np.abs(expected).mean()
+
+
+@pytest.mark.parametrize("worst", [False, True])
+def test_values_of_rows_set_apart_and_gradients_of_the_rest(worst):
+    """A network that can learn its rows by heart: what is tracked is what holds on new rows."""
+    random = np.random.default_rng(0)
+    X, group = random.normal(size=(1200, 60)), np.arange(1200) % 3
+    y = random.random(1200) < 0.5
+    settings: dict[str, Any] = {
+        "estimator": lambda d, k: nn.Sequential(nn.Linear(d, 64), nn.ReLU(), nn.Linear(64, k)),
+        "max_epochs": 15, "random_state": 0, "validation_fraction": 0.0,
+    }  # fmt: skip
+    made = WorstGroupClassifier(1.0, **settings) if worst else ConstrainedClassifier(
+        "group_loss", 10.0, **settings)  # fmt: skip
+    plain = clone(made).fit(X, y, sensitive_features=group)
+    model = made.set_params(holdout=0.3).fit(X, y, sensitive_features=group)
+    report = model.report_
+    assert (report.training.samples, report.holdout.samples, report.validation) == (840, 360, None)
+    assert [each.samples for each in report.holdout.groups] == [120] * 3
+    assert plain.report_.holdout is None and "holdout (360 samples)" in str(report)
+    assert report.holdout.loss > 1.5 * report.training.loss
+    values = model.objective_.term.tracker.value.flatten().detach()
+    if worst:  # the losses of groups on rows that are not fitted
+        assert values.min() > 1.3 * report.training.loss
+
+
+def test_rows_cannot_be_set_apart_of_a_group_of_one():
+    X, y, group = table(3, 100)
+    group = np.where(np.arange(100) == 7, "z", group)
+    with pytest.raises(ValueError, match=r"WorstGroupClassifier\(holdout=0.2\)` needs two rows.*z"):
+        WorstGroupClassifier(holdout=0.2, validation_fraction=0.0).fit(
+            X, y, sensitive_features=group
+        )
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="holdout"):
+            ConstrainedClassifier(holdout=share).fit(X, y, sensitive_features=group)
 
 
 # --- equal to a plain loop ---------------------------------------------------------------------

@@ -88,8 +88,8 @@ def robust(folder: Path | str, model: Any = None, **options: Any) -> RobustTrain
     """A trainer; options of `TrainingArguments` are those that RobustTrainer does not know."""
     own = (
         "objective", "groups", "losses", "loss_on", "columns", "sampler", "groups_per_batch",
-        "ungrouped_share", "train_dataset", "eval_dataset", "optimizers", "data_collator",
-        "compute_loss_func", "compute_metrics",
+        "ungrouped_share", "holdout", "train_dataset", "eval_dataset", "optimizers",
+        "data_collator", "compute_loss_func", "compute_metrics",
     )  # fmt: skip
     model = bert() if model is None else model
     mine = {key: options.pop(key) for key in own if key in options}
@@ -377,6 +377,62 @@ def test_batches_hold_what_they_should(tmp_path, make):
         assert group == [rows[tuple(each)] for each in batch["input_ids"].tolist()]
 
 
+def test_examples_set_apart_give_the_values_and_the_others_the_gradient(tmp_path):
+    """The same run by hand, with the batches of the trainer, and the same again after a resume."""
+    trainer = robust(tmp_path, bert(0.0), holdout=0.25, save_strategy="steps", save_steps=9)
+    held: Any = trainer._held
+    apart, rest = set(held.apart.tolist()), set(held.rest.tolist())
+    assert sorted(apart | rest) == list(range(SAMPLES)) and len(apart) == SAMPLES // 4
+    loader: Any = trainer.get_train_dataloader()
+    batches = list(loader.batch_sampler)
+    trainer.train()
+    model = bert(0.0)
+    optimizer = sgd(model)
+    objective = dro(model, optimizer)
+    for epoch in range(EPOCHS):
+        trainer.state.epoch = epoch
+        for rows in loader.batch_sampler:
+            assert set(rows[:BATCH]) <= rest and set(rows[BATCH:]) <= apart
+            first, second = (collate([examples()[k] for k in part]) for part in
+                             (rows[:BATCH], rows[BATCH:]))  # fmt: skip
+            assert torch.equal(first["group"], second["group"])
+
+            def losses(batch):
+                logits = model(input_ids=batch["input_ids"]).logits
+                return cross_entropy(logits, batch["labels"], reduction="none")
+
+            values, gradient = (functools.partial(losses, each) for each in (second, first))
+            loss = objective(values, second["group"], gradient=gradient)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert distance(model, trainer.model) < 1e-12 and len(batches[0]) == 2 * BATCH  # type: ignore[arg-type]
+    again = robust(tmp_path, bert(0.0), holdout=0.25)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
+    assert distance(again.model, trainer.model) < 1e-12  # type: ignore[arg-type]
+
+
+def test_examples_set_apart_of_overlapping_groups_and_without_one(tmp_path):
+    data = [dict(each, user=[NAMES[k % 4], NAMES[k % 3]] if k % 4 != k % 3 else None)
+            for k, each in enumerate(examples())]  # fmt: skip
+    trainer = robust(
+        tmp_path, objective=lambda model, optimizer: fcco.constrained(
+            model, optimizer, GROUPS, tolerance=0.5), train_dataset=data, groups="user",
+        groups_per_batch=None, holdout=0.3,
+    )  # fmt: skip
+    loader: Any = trainer.get_train_dataloader()
+    for rows, batch in zip(list(loader.batch_sampler), list(loader), strict=True):
+        items = [loader.dataset[k] for k in rows]
+        groups = [own[0] if own else None for own in batch["group_index"]]
+        alone = groups.count(None)
+        assert alone == 4 and groups[:4] == groups[8:] and None not in groups[8:]
+        pairs = zip(groups, items, strict=True)
+        assert all(NAMES[group] in item["user"] for group, item in pairs if group is not None)
+    trainer.train()
+    objective: Any = trainer.objective
+    assert bool(objective.term.tracker.seen.all())
+
+
 def test_the_order_of_the_trainer(tmp_path):
     """`sampler=None`: every example once in an epoch, with its group."""
     trainer = robust(tmp_path, sampler=None, groups_per_batch=None)
@@ -631,7 +687,7 @@ def with_first(**values: Any) -> list[dict[str, Any]]:
         ({"groups": "group"}, ValueError, "no such column.*user"),
         ({"train_dataset": None}, TypeError, "NoneType"),
         ({"train_dataset": mixed()}, ValueError, "needs the group of each"),
-        ({"loss_on": "ungrouped"}, ValueError, "none has None"),
+        ({"loss_on": "ungrouped"}, ValueError, "needs examples with None"),
         ({"sampler": None}, ValueError, "groups_per_batch"),
         ({"train_dataset": with_first(user=["ann", "ann"])}, ValueError, "once"),
         ({"train_dataset": [dict(e, labels=-100) for e in examples()]}, ValueError, "NaN"),
@@ -649,7 +705,7 @@ def with_first(**values: Any) -> list[dict[str, Any]]:
         ({"train_sampling_strategy": "group_by_length"}, ValueError, "group_by_length"),
         ({"auto_find_batch_size": True}, ValueError, "auto_find_batch_size"),
         ({"compute_loss_func": print}, ValueError, "losses="),
-        ({"losses": lambda outputs, inputs: outputs.logits.mean()}, ValueError, "each of the 8"),
+        ({"losses": lambda outputs, inputs: outputs.logits.mean()}, ValueError, "of 8 examples"),
     ],
 )  # fmt: skip
 def test_refuses(tmp_path, options, error, reason):

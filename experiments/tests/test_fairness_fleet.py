@@ -26,6 +26,7 @@ CASES = [
     ("erm", {"score": "unbounded"}),
     ("icppac", {}),
     ("ssg", {}),
+    ("yang2025", {"holdout": 0.25}),
 ]
 
 

@@ -190,6 +190,19 @@ def test_rows_are_sorted_by_cell_and_keep_their_order() -> None:
             Cells.of("adult", np.zeros((3, 2)), label, group)
 
 
+def test_rows_set_apart_give_the_values_and_the_others_the_gradient() -> None:
+    cells = parts()["train"]
+    batches = CellBatches(config(holdout=0.25), 4, cells, copies=2)
+    of = torch.arange(4).repeat_interleave(cells.counts)
+    drawn = torch.stack([batches.epoch(epoch) for epoch in range(60)]).flatten(0, 1)
+    wanted = torch.arange(4).repeat_interleave(batches.per_cell)
+    assert bool((of[drawn] == wanted).all())
+    apart, rest = (set(drawn[:, k].flatten().tolist()) for k in (0, 1))
+    assert not apart & rest and len(apart | rest) > 0.99 * len(cells)
+    shares = of[sorted(apart)].bincount() / cells.counts
+    assert (shares - 0.25).abs().max() < 1 / cells.counts.min()
+
+
 def test_draws_are_uniform_in_their_cells() -> None:
     cells, asked = parts()["train"], config(batch=20)
     batches = CellBatches(asked, 4, cells, copies=2)

@@ -134,7 +134,6 @@ def test_the_page_has_the_verdict_a_picture_and_no_requests(losses):
         ("old new --tolerance 1 --loss log", "--loss needs --label"),
         ("old new --tolerance 1 --segments regoin", "no column `regoin`"),
         ("old new --tolerance 1 --segments old", "different values"),
-        ("old flat --tolerance 1", "is 3 in all rows"),
         ("old holes --tolerance 1", "is empty in 1 rows"),
         ("old text --tolerance 1", "data row 1 has x. (Columns of predictions need --label.)"),
         ("old new --label region", "has 3 values"),
@@ -147,12 +146,22 @@ def test_the_page_has_the_verdict_a_picture_and_no_requests(losses):
 def test_wrong_use_is_told_in_words_of_the_command(losses, arguments, message):
     big = losses.old * 5
     holes = losses.old.where(losses.index != 7)
-    losses.assign(flat=3, big=big, holes=holes, text="x").to_csv("t.csv", index=False)
+    losses.assign(big=big, holes=holes, text="x").to_csv("t.csv", index=False)
     done = gate(*arguments.split(), "--data", "t.csv", code=2)
     said = " ".join(done.stderr.split())
     assert message in said and "Traceback" not in said
 
 
+def test_a_model_may_say_the_same_everywhere(losses):
+    losses.assign(flat=0.0, half=0.5, y=np.arange(len(losses)) % 2).to_csv("t.csv", index=False)
+    assert found("old", "flat", "--data", "t.csv", "--tolerance", "0.01")["passed"]
+    result = found("half", "flat", "--data", "t.csv", "--label", "y", code=1)
+    assert result["segments"][0]["old"] == pytest.approx(np.log(2))
+
+
 def test_a_table_that_is_not_there():
+    Path("empty.csv").write_text("a,b\n")
+    done = gate("a", "b", "--data", "empty.csv", "--tolerance", "1", code=2)
+    assert "has no rows" in done.stderr
     done = gate("a", "b", "--data", "none.csv", "--tolerance", "1", code=2)
     assert "There is no file none.csv" in done.stderr

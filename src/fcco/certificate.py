@@ -133,7 +133,7 @@ def certify(
         other = own if reference is None else _read(name, reference[name])
         if len(other) != len(own):
             raise ValueError(f"`reference` has {len(other)} rows of `{name}`, not those of values.")
-        samples[name] = own if reference is None else own - other
+        samples[name] = own if reference is None else _read(name, own - other)
         low, high = bounds("certify(limits=...)", name, limits[name])
         if low == high and tolerance == 0:
             raise ValueError(f"The equality of `{name}` needs a `tolerance`: rows cannot prove it.")
@@ -170,9 +170,14 @@ def _bounds(
 ) -> list[tuple[float, float]]:
     """A lower and an upper bound of each expectation, each missed with that chance."""
     found, real = [(-math.inf, math.inf)] * len(samples), []
+    largest = max((np.abs(own).max() for own in samples), default=1)
     for k, own in enumerate(samples):
         size, hits = len(own), int(own.sum())
-        if np.isin(own, (0, 1)).all():
+        if largest > 1 and own[0] in (0, 1) and (own == own[0]).all():
+            # No rate, perhaps: other limits show how large a value is that these rows lack.
+            few = largest * _rate(0, size, chance)
+            found[k] = float(own[0] - few), float(own[0] + few)
+        elif np.isin(own, (0, 1)).all():
             # A difference may be -1 in other rows, too.
             low = -_rate(0, size, chance) if paired else 1 - _rate(size - hits, size, chance)
             found[k] = low, _rate(hits, size, chance)
@@ -185,8 +190,10 @@ def _bounds(
     shapes = [(samples[k] - mean) / own for k, (_, mean, own) in zip(real, moments, strict=True)]
     # The logarithms of s differ by chance and between limits: empirical Bayes, by moments.
     noise, logs = (np.mean(np.concatenate(shapes) ** 4) - 1) / (4 * sizes), np.log(s)
+    noise = np.maximum(noise, 0)  # of two values that come as often: -0.0
     between = max(logs.var() - noise.mean(), 0)
-    pooled = np.exp((between * logs + noise * logs.mean()) / (between + noise))
+    share = between / np.maximum(between + noise, 1e-300)
+    pooled = np.exp(share * logs + (1 - share) * logs.mean())
     factors = _factors(shapes, sizes, _SPENT * chance, seed)
     factors[factors > _DOUBTFUL * NormalDist().inv_cdf(1 - _SPENT * chance)] = np.inf
     widths = factors * np.maximum(s, pooled) / np.sqrt(sizes)

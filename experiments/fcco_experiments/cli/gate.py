@@ -82,6 +82,8 @@ def gate(
 
     Exit code: 0 if all pass, 1 if not, 2 for a mistake in the command or in the table.
     """
+    import numpy as np
+
     from fcco.certificate import certify
 
     from ..data.sources import WrongData
@@ -98,12 +100,16 @@ def gate(
         raise ConfigError("Say --tolerance in the units of your losses: how much worse is allowed?")
     try:
         table = read_table(data)
+        if len(table.frame) == 0:
+            raise ConfigError(f"--data: {data} has no rows.")
         kind, before, after = _losses(table, old, new, label, loss)
         members = _members(table, segments or [])
     except WrongData as error:
         hint = "" if label else " (Columns of predictions need --label.)"
         raise ConfigError(f"{error}{hint}") from error
     allowed = 0.01 if tolerance is None else tolerance
+    if not max(np.abs(after).max(), np.abs(before).max()) < 1e150:  # the square is a number
+        raise ConfigError(f"The losses of `{old}` and `{new}` are too large to be summed up.")
     certificate = certify(
         {name: after[rows] for name, rows in members.items()},
         allowed,
@@ -169,14 +175,16 @@ def _losses(
     from ..data.table import coded, numbers_in, plain_cells
 
     if label is None:
-        return OWN, numbers_in(table, "OLD", old), numbers_in(table, "NEW", new)
+        return OWN, numbers_in(table, "OLD", old, True), numbers_in(table, "NEW", new, True)
     if loss is not None and loss not in LOSSES:
         raise ConfigError(f"--loss must be one of {', '.join(LOSSES)} but is: {loss}")
     columns = {"OLD": old, "NEW": new}
     if loss in ("squared", "absolute"):
         truth = numbers_in(table, "label", label)
         power = 2 if loss == "squared" else 1
-        away = [np.abs(numbers_in(table, *column) - truth) ** power for column in columns.items()]
+        away = [
+            np.abs(numbers_in(table, *column, True) - truth) ** power for column in columns.items()
+        ]
         return loss, away[0], away[1]
     codes, words = coded(table, "label", label)
     texts = [plain_cells(table, *column) for column in columns.items()]
@@ -196,7 +204,7 @@ def _losses(
             f"`label`: {label} has {len(words)} values, and log loss is for two. Name one as "
             f"--label '{label}={words[0]}', or give predictions of it in OLD and NEW."
         )
-    scores = [numbers_in(table, *column) for column in columns.items()]
+    scores = [numbers_in(table, *column, True) for column in columns.items()]
     for score, (role, name) in zip(scores, columns.items(), strict=True):
         if score.min() < 0 or score.max() > 1:
             raise ConfigError(

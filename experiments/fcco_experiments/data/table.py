@@ -184,13 +184,14 @@ def _number(table: Table, places: np.ndarray) -> int:
     return int(table.frame.index[places[0]]) + 1
 
 
-def numbers_in(table: Table, role: str, name: str) -> np.ndarray:
-    """The cells of a column as float64; all must be finite numbers, and not all the same.
+def numbers_in(table: Table, role: str, name: str, constant: bool = False) -> np.ndarray:
+    """The cells of a column as float64; all must be finite numbers.
 
     Args:
         table: with the column.
         role: what it is used as, for errors.
         name: of the column.
+        constant: whether all may be the same.
     """
     cells = _column(table, role, name)
     parsed: Frame = pd.to_numeric(cells, errors="coerce")
@@ -201,7 +202,7 @@ def numbers_in(table: Table, role: str, name: str) -> np.ndarray:
             f"`{role}`: the column `{name}` of {table.where} must hold finite numbers, but data "
             f"row {_number(table, bad)} has {cells.iloc[bad[0]]}."
         )
-    if len(values) > 1 and (values == values[0]).all():
+    if not constant and len(values) > 1 and (values == values[0]).all():
         raise WrongData(
             f"`{role}`: the column `{name}` of {table.where} is {values[0]:g} in all rows: there "
             "is nothing to compare."

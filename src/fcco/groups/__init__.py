@@ -4,10 +4,11 @@ A batch has two levels: B1 blocks (groups, constraints) drawn uniformly without 
 n, and B2 samples of each. `BlockSampler` draws the first level alone.
 """
 
+from .holdout import HoldOut
 from .means import GroupMeans, GroupMemberships, group_mean
 from .samplers import BlockSampler, GroupBatchSampler, PositiveBatchSampler, ResumableSampler
 
 __all__ = [
-    "BlockSampler", "GroupBatchSampler", "GroupMeans", "GroupMemberships", "PositiveBatchSampler",
-    "ResumableSampler", "group_mean",
+    "BlockSampler", "GroupBatchSampler", "GroupMeans", "GroupMemberships", "HoldOut",
+    "PositiveBatchSampler", "ResumableSampler", "group_mean",
 ]  # fmt: skip

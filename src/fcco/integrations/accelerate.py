@@ -19,14 +19,8 @@ from torch.utils.data import DataLoader
 
 from ..groups import ResumableSampler
 from ..optim import MethodOptimizer
-from ._shared import (
-    ResumableLoader,
-    TrainingState,
-    check_ranks,
-    log_values,
-    sampler_of,
-    stepped_by,
-)
+from . import _shared
+from ._shared import ResumableLoader, log_values
 
 __all__ = ["check_loader", "log_values", "prepare"]
 
@@ -36,9 +30,8 @@ def prepare(
 ) -> tuple[Any, ...]:
     """Call `accelerator.prepare(*objects)`; the objective comes as one more result at the end.
 
-    If the method has an optimizer around yours (`alexr2`, `ssg`), that one is returned in its
-    place. The batches of a loader with a sampler of `fcco.groups` are not divided over the
-    processes once more, and its position is saved with the objective by `accelerator.save_state`.
+    A method's optimizer around yours is returned in its place. The batches of a loader with a
+    sampler of `fcco.groups` are not divided once more; `save_state` has its position, too.
 
     Args:
         accelerator: yours.
@@ -74,7 +67,7 @@ def prepare(
         raise TypeError(f"`prepare(objective=...)` must make an objective but made: {made!r}.")
     outer = made.optimizer
     if isinstance(outer, MethodOptimizer):  # prepared in place of yours, so that it is saved too
-        places = stepped_by(outer, results)
+        places = _shared.stepped_by(outer, results)
         if len(places) != 1:
             raise ValueError(
                 f"`prepare(objective=...)` made an objective whose {type(outer).__name__} steps "
@@ -82,18 +75,14 @@ def prepare(
             )
         results[places[0]] = accelerator.prepare_optimizer(outer)
     made.to(accelerator.device)
-    state = TrainingState(made, {f"object {k}": sampler for k, sampler in samplers.items()})
+    state = _shared.TrainingState(made, {f"object {k}": sampler for k, sampler in samplers.items()})
     accelerator.register_for_checkpointing(state)
     _check_at_first_call(accelerator, made, samplers.values())
     return (*results, made)
 
 
 def check_loader(accelerator: Accelerator, loader: Any) -> None:
-    """Raise unless each process gets its part of the batches of a `GroupBatchSampler`.
-
-    `accelerator.prepare` divides the batches over the processes, though the sampler has done so
-    already. `prepare` does not; this is for loops that go without it.
-    """
+    """Raise unless each process gets its part of each batch, in a loop without our `prepare`."""
     sampler = _sampler_in(loader)
     if sampler is None:
         return
@@ -106,7 +95,7 @@ def check_loader(accelerator: Accelerator, loader: Any) -> None:
             "part of every batch by itself. Use `fcco.integrations.accelerate.prepare`."
         )
     rank, number = accelerator.process_index, accelerator.num_processes
-    check_ranks(sampler, rank, number, "Make it after the Accelerator.")
+    _shared.check_ranks(sampler, rank, number, "Make it after the Accelerator.")
 
 
 class _PreparedLoader(ResumableLoader):
@@ -145,7 +134,7 @@ def _sampler_in(loader: Any) -> ResumableSampler[Any] | None:
     if isinstance(loader, DataLoader) and isinstance(loader.batch_sampler, BatchSamplerShard):
         inner: Any = loader.batch_sampler.batch_sampler
         return inner if isinstance(inner, ResumableSampler) else None
-    return sampler_of(loader)
+    return _shared.sampler_of(loader)
 
 
 def _on_device(accelerator: Accelerator, loader: DataLoader[Any]) -> Any:

@@ -7,26 +7,18 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
-from torch import Tensor, nn
+from torch import nn
 
 from .._watch import warn
 from ..groups import ResumableSampler
 from ..optim import MethodOptimizer
 from ..previous import unwrap
 from ..report import ConstraintReport, GroupReport
-from ._shared import (
-    ResumableLoader,
-    TrainingState,
-    check_ranks,
-    log_values,
-    report_of,
-    sampler_of,
-    stepped_by,
-)
+from . import _shared
+from ._shared import ResumableLoader, log_values, report_of
 
 __all__ = ["ResumableLoader", "RobustModule", "log_values"]
 
-_UNUSED = 10  # batches after which an objective whose loss was never differentiated is warned of
 _KEY = "fcco"  # in a checkpoint, of the objective and the samplers
 
 
@@ -35,9 +27,8 @@ class RobustModule(LightningModule):
 
     Write `configure_objective` beside `configure_optimizers`, and use `self.objective` in
     `training_step`. Give a train loader with a sampler of `fcco.groups` as a `ResumableLoader`,
-    made in `train_dataloader()`. The objective is made when the fit starts, on the optimizers that
-    Lightning made, and saved in checkpoints with the positions of the samplers. It is no submodule:
-    the module's `state_dict()` is that of the model.
+    made in `train_dataloader()`. The objective, made when the fit starts, is saved in checkpoints
+    with the positions of the samplers, and is no submodule.
     """
 
     __jit_unused_properties__ = [*LightningModule.__jit_unused_properties__, "objective"]  # noqa: RUF012
@@ -92,9 +83,8 @@ class _ObjectiveKeeper(Callback):
     def _begin(self) -> None:
         self.objective: Any = None  # from the start of the fit on
         self._loaded: Any = None  # the state in a checkpoint
-        self._batches = self._reported_step = 0
+        self._reported_step = 0
         self._epochs: list[int] = []  # of the samplers of the train loaders, at the end of the last
-        self._differentiated = False  # a loss of the objective
 
     def __reduce__(self) -> Any:
         return type(self), ()  # a copy of the module has no objective until it is fitted
@@ -114,7 +104,7 @@ class _ObjectiveKeeper(Callback):
             raise TypeError(f"{call} must return an objective but returned: {objective!r}.")
         several: Any = objective.optimizer
         if isinstance(several, MethodOptimizer):  # around the given ones: Lightning steps it
-            inner = stepped_by(several, trainer.optimizers)
+            inner = _shared.stepped_by(several, trainer.optimizers)
             rest = [each for k, each in enumerate(trainer.optimizers) if k not in inner]
             trainer.strategy.optimizers = [several, *rest] if inner else rest
         several = several if isinstance(several, (list, tuple)) else [several]
@@ -125,18 +115,10 @@ class _ObjectiveKeeper(Callback):
                 "its objective has another."
             )
         self.objective = objective.to(pl_module.device)
-        objective.register_forward_hook(self._called)
-
-    def _called(self, objective: nn.Module, args: Any, loss: Tensor) -> None:
-        if objective.training and loss.requires_grad and not self._differentiated:
-            loss.register_hook(self._note_backward)
-
-    def _note_backward(self, _: Tensor) -> None:
-        self._differentiated = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         for loader in _train_loaders(trainer):
-            sampler = sampler_of(loader)
+            sampler = _shared.sampler_of(loader)
             if sampler is not None:
                 raise ValueError(
                     f"The position of the {type(sampler).__name__} of a train loader would not be "
@@ -146,7 +128,7 @@ class _ObjectiveKeeper(Callback):
         ranks = trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
         remedy = "Make it in `train_dataloader()`, or give it rank= and world_size=."
         for sampler in state.samplers.values():
-            check_ranks(sampler, ranks["rank"], ranks["num_replicas"], remedy)
+            _shared.check_ranks(sampler, ranks["rank"], ranks["num_replicas"], remedy)
         if self._loaded is not None:
             state.load_state_dict(self._loaded)
             self._loaded = None
@@ -167,13 +149,6 @@ class _ObjectiveKeeper(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
         for loader in _resumable_loaders(trainer) if trainer.is_last_batch else ():
             loader.leave_epoch()  # perhaps it goes on: `limit_train_batches`
-        self._batches += 1
-        if self._batches == _UNUSED and not self._differentiated:
-            warn(
-                f"{_UNUSED} batches were trained on, but no loss of `self.objective` was "
-                f"differentiated: `{type(pl_module).__name__}.training_step` must return it, or "
-                "give it to `self.manual_backward`."
-            )
         step, every = trainer.global_step, trainer.log_every_n_steps
         if every and step % every == 0 and step != self._reported_step:
             self._reported_step = step
@@ -191,12 +166,12 @@ class _ObjectiveKeeper(Callback):
         if report is not None:
             pl_module.log_report(report)
 
-    def _state(self, trainer: Any, pl_module: Any) -> TrainingState:
+    def _state(self, trainer: Any, pl_module: Any) -> _shared.TrainingState:
         # The attributes are for draws without a loader.
         samplers = {k: v for k, v in vars(pl_module).items() if isinstance(v, ResumableSampler)}
         for k, loader in enumerate(_resumable_loaders(trainer)):
             samplers[f"train loader {k}"] = loader.batches
-        return TrainingState(self.objective, samplers)
+        return _shared.TrainingState(self.objective, samplers)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         if self.objective is not None:

@@ -29,9 +29,9 @@ _EXCLUDED = -1e30  # its exponential is 0 and so is its slope; that of -inf may 
 class PairMemory(KeepsPrecision):
     r"""The loss of `GlobalContrastiveLoss` and `GlobalClipLoss`, and what is kept of each pair.
 
-    Unlike in `fcco.GlobalContrastive`, which needs the optimizer, each call is a step of its own.
-    With s_ij the score of anchor i and document j, and N_i negatives at hand, in the batch and
-    among pairs stored from earlier ones,
+    `fcco.GlobalContrastive` needs the optimizer, which these frameworks make after the loss. Here
+    each call is a step of its own. With s_ij the score of anchor i and document j, and N_i
+    negatives at hand, in the batch and among pairs stored from earlier ones,
 
     .. math::
         \hat G_i = \frac{K}{N_i}\sum_{j} e^{s_{ij} - s_{ii}}, \qquad
@@ -54,16 +54,9 @@ class PairMemory(KeepsPrecision):
     levels: Tensor
 
     def __init__(
-        self,
-        call: str,
-        num_pairs: int,
-        gamma: float,
-        symmetric: bool,
-        stored_pairs: int,
-        negatives: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: Any = None,
-    ) -> None:
+        self, call: str, num_pairs: int, gamma: float, symmetric: bool, stored_pairs: int,
+        negatives: int | None = None, dtype: torch.dtype = torch.float32, device: Any = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         _checks.integer(call, "num_pairs", num_pairs, 2)
         _checks.in_interval(call, "gamma", gamma, 0.0, 1.0, open_low=True)
@@ -81,12 +74,7 @@ class PairMemory(KeepsPrecision):
         self.register_buffer("levels", value.new_zeros((stored_pairs, ways)))
         self.register_buffer("numbers", torch.full((stored_pairs,), -1, device=device))  # free
 
-    def forward(
-        self,
-        features: Sequence[Tensor],
-        scale: float | Tensor,
-        index: Tensor | None,
-    ) -> Tensor:
+    def forward(self, features: Sequence[Tensor], scale: Any, index: Tensor | None) -> Tensor:
         """The mean loss of a batch of anchors, their positives, then hard negatives, (b, d) each.
 
         Without `index`, the numbers of the pairs, the memory is left alone: the loss is that of
@@ -240,12 +228,10 @@ class GlobalClipLoss(nn.Module):
         \log\Bigl(1 + \sum_{j \ne i} e^{c (s_{ji} - s_{ii})}\Bigr)\Bigr], \qquad
         s_{ij} = \langle \text{image}_i, \text{text}_j\rangle
 
-    is that loss with all n pairs as one batch, where c is the `logit_scale`; a moving average over
-    the visits of a pair follows each of its sums, from the negatives in the batch.
-
-    The call is that of `ClipLoss` with the number of each pair besides. In `eval()` mode and
-    without gradient the loss is that of the batch, and nothing changes. On several ranks it is
-    that of the whole batch, as with `ClipLoss(local_loss=True, gather_with_grad=True)`.
+    A moving average over the visits of a pair follows each of its sums, from the negatives in the
+    batch. The call is that of `ClipLoss` with the number of each pair besides. In `eval()` mode and
+    without gradient the loss is that of the batch. On several ranks the negatives and the gradient
+    are those of the whole batch, as with `ClipLoss(local_loss=True, gather_with_grad=True)`.
 
     Args:
         num_pairs: n, the number of pairs of the data set.
@@ -261,25 +247,15 @@ class GlobalClipLoss(nn.Module):
     """
 
     def __init__(
-        self,
-        num_pairs: int,
-        gamma: float = 0.8,
-        stored_pairs: int = 0,
-        negatives: int | None = None,
+        self, num_pairs: int, gamma: float = 0.8, stored_pairs: int = 0, negatives: Any = None
     ) -> None:
         super().__init__()
         self.memory = PairMemory("GlobalClipLoss", num_pairs, gamma, True, stored_pairs, negatives)
 
     def forward(
-        self,
-        image_features: Tensor,
-        text_features: Tensor,
-        logit_scale: Tensor,
-        logit_bias: Tensor | None = None,
-        output_dict: bool = False,
-        *,
-        index: Any = None,
-    ) -> Tensor | dict[str, Tensor]:
+        self, image_features: Tensor, text_features: Tensor, logit_scale: Tensor,
+        logit_bias: Tensor | None = None, output_dict: bool = False, *, index: Any = None,
+    ) -> Tensor | dict[str, Tensor]:  # fmt: skip
         """The loss of a batch, of features of unit length.
 
         Args:

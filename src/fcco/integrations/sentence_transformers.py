@@ -58,12 +58,10 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         G_i = \frac{K}{n-1}\sum_{j \ne i} e^{(s_{ij} - s_{ii})/\tau}, \qquad
         s_{ij} = \cos(\text{anchor}_i, \text{positive}_j)
 
-    is the loss of pair i among K negatives that stand for all others of the data set. A moving
-    average over the visits of the pair follows the sum, from negatives in the batch and among the
-    last `stored_pairs` pairs. Columns after the second are hard negatives of every anchor.
-
-    The loss is also a callback of the Trainer and must be among its `callbacks`: it saves the
-    memory in every checkpoint and loads it when training is resumed.
+    K negatives stand for all others of the data set. A moving average over the visits of pair i
+    follows G_i, from negatives in the batch and among the last `stored_pairs` pairs. Columns after
+    the second are hard negatives of every anchor. The loss is also a callback of the Trainer, which
+    saves the memory in every checkpoint, and must be among its `callbacks`.
 
     Args:
         model: the model.
@@ -84,18 +82,11 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
     """
 
     def __init__(
-        self,
-        model: SentenceTransformer,
-        num_pairs: int,
-        temperature: float = 0.05,
-        gamma: float = 0.8,
-        symmetric: bool = False,
-        stored_pairs: int = 1024,
-        negatives: int | None = 1023,
-        *,
-        in_trainer: bool = True,
+        self, model: SentenceTransformer, num_pairs: int, temperature: float = 0.05,
+        gamma: float = 0.8, symmetric: bool = False, stored_pairs: int = 1024,
+        negatives: int | None = 1023, *, in_trainer: bool = True,
         name: str = "global_contrastive_loss",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         _checks.positive("GlobalContrastiveLoss", "temperature", temperature)
         self.model = model
@@ -115,10 +106,7 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         """The loss of anchors, positives and hard negatives; labels are the numbers of pairs."""
         columns = list(sentence_features)
         if len(columns) < 2:
-            raise ValueError(
-                "`GlobalContrastiveLoss` needs an anchor and a positive, two columns of texts, but "
-                f"the data have: {len(columns)}."
-            )
+            raise ValueError("`GlobalContrastiveLoss` needs two columns: anchor and positive.")
         index = None
         if self.training and torch.is_grad_enabled():
             if not self.model.training:
@@ -139,8 +127,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         if index is not None:
             if self._width not in (None, width):
                 raise ValueError(
-                    f"`GlobalContrastiveLoss` has sums for embeddings of width {self._width}, not "
-                    f"{width}: `MatryoshkaLoss` and the like cannot wrap it."
+                    f"`GlobalContrastiveLoss` has sums of width {self._width}, not {width}: "
+                    "`MatryoshkaLoss` and the like cannot wrap it."
                 )
             self._width = width
         dtype = torch.promote_types(features[0].dtype, torch.float32)
@@ -157,8 +145,8 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
         if state.global_step == 0:
             if key in notes:
                 raise ValueError(
-                    f"Two losses have the name {self.name!r} and would be one file in checkpoints: "
-                    "give each `GlobalContrastiveLoss(name=...)` its own."
+                    f"Two losses have the name {self.name!r}, one file in checkpoints: give each "
+                    "`GlobalContrastiveLoss(name=...)` its own."
                 )
             self._run = uuid.uuid4().hex
             notes[key] = {"run": self._run, "folder": str(Path(args.output_dir).resolve())}
@@ -207,9 +195,6 @@ class GlobalContrastiveLoss(nn.Module, TrainerCallback):
 
     def get_config_dict(self) -> dict[str, Any]:
         """For the model card."""
-        memory = self.memory
-        return {
-            "temperature": self.temperature, "num_pairs": memory.num_pairs, "gamma": memory.gamma,
-            "symmetric": memory.symmetric, "stored_pairs": memory.stored_pairs,
-            "negatives": memory.negatives,
-        }  # fmt: skip
+        names = "num_pairs", "gamma", "symmetric", "stored_pairs", "negatives"
+        settings = {name: getattr(self.memory, name) for name in names}
+        return {"temperature": self.temperature, **settings}

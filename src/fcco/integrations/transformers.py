@@ -27,7 +27,7 @@ from transformers.utils import is_datasets_available
 
 from .. import _checks
 from ..constraints import ConstrainedObjective
-from ..groups import GroupBatchSampler, GroupMemberships
+from ..groups import GroupBatchSampler, GroupMemberships, HoldOut
 from ..index import read_names
 from ..inputs import Measured, split
 from ..objective import Compositional
@@ -48,14 +48,9 @@ DRAWN_FOR = "_drawn_for_group"  # in an example of several groups: that which it
 
 
 class RobustTrainer(Trainer):
-    r"""A `transformers.Trainer` that minimises an objective of `fcco`.
+    """A `transformers.Trainer` that minimises an objective of `fcco`.
 
-    .. math::
-        \min_w\; \mathrm{CVaR}_r\bigl(L_1(w), \dots, L_n(w)\bigr)
-        \qquad\text{or}\qquad
-        \min_w\; g_0(w) \;\text{ subject to }\; g_i(w) \le \text{tolerance}_i
-
-    where `groups`, a column of the training set, says to which L_i or g_i an example belongs;
+    `groups`, a column of the training set, says to which group or constraint an example belongs;
     `group_names` has its values in the order in which they are numbered.
 
     Args:
@@ -77,6 +72,9 @@ class RobustTrainer(Trainer):
             has room for with two examples of each.
         ungrouped_share: part of a batch that has no group, where there are such examples. An epoch
             is one pass over them.
+        holdout: share of each group that is set apart: the values of a step come from these
+            examples, without gradient, and the gradient from the others, see `HoldOut`. A batch
+            has as many of them besides.
     """
 
     # The loss is a mean over the micro-batch: Trainer divides it by their number.
@@ -93,16 +91,20 @@ class RobustTrainer(Trainer):
         sampler: Literal["groups"] | None = "groups",
         groups_per_batch: int | None = None,
         ungrouped_share: float = 0.5,
+        holdout: float = 0.0,
         **kwargs: Any,
     ) -> None:
         if not callable(objective) or isinstance(objective, nn.Module):
             raise TypeError(
-                "`RobustTrainer(objective=...)` must be a function of the model and the optimizer, "
-                f"which the Trainer makes, but is: {type(objective).__name__}."
+                "`RobustTrainer(objective=...)` must be a function of the model and the optimizer "
+                f"but is: {type(objective).__name__}."
             )
         _checks.one_of("RobustTrainer", "loss_on", loss_on, ("all", "ungrouped"))
         if sampler is not None:
             _checks.one_of("RobustTrainer", "sampler", sampler, ("groups",))
+        _checks.in_interval("RobustTrainer", "holdout", holdout, 0.0, 1.0, open_high=True)
+        if holdout and sampler is None:
+            raise ValueError("`RobustTrainer(holdout=...)` needs `sampler='groups'`.")
         super().__init__(*args, **kwargs)
         # As `loss_is_scaled_for_ga`, for versions without it; and no items are counted.
         self.model_accepts_loss_kwargs = False
@@ -123,13 +125,11 @@ class RobustTrainer(Trainer):
         self._ids = np.array([number for own in self._groups for number in own])
         self._overlap = len(self._rows) > len(self._groups)
         if loss_on == "ungrouped" and (sampler is None or not self._alone):
-            why = "a batch of the Trainer may hold none: use `sampler='groups'`"
-            if sampler is not None:
-                why = f"none has None in the column {groups!r}"
             raise ValueError(
-                "`RobustTrainer(loss_on='ungrouped')` takes the loss from examples without a "
-                f"group, but {why}."
+                "`RobustTrainer(loss_on='ungrouped')` needs examples with None in the column "
+                f"{groups!r}, and `sampler='groups'`."
             )
+        self._held = HoldOut(self._groups, holdout, self.batch_seed) if holdout else None
         if sampler is not None:
             self._parts = self._samplers(groups_per_batch, ungrouped_share)
         inputs = {"label", "label_ids", *self.label_names}  # may be the groups, too
@@ -187,57 +187,44 @@ class RobustTrainer(Trainer):
     def _built(self, objective: Any) -> Compositional:
         call = "`RobustTrainer(objective=...)` must return"
         if not isinstance(objective, Compositional) or len(objective.terms) > 1:
-            raise TypeError(
-                f"{call} an objective with one term, over groups or constraints, but returned: "
-                f"{type(objective).__name__}."
-            )
+            found = type(objective).__name__
+            raise TypeError(f"{call} an objective with one term but returned: {found}.")
         number, names = objective.term.tracker.num_inner, self.group_names
         if number != len(names):
-            raise ValueError(
-                f"{call} an objective for the {len(names)} groups in the column {self._column!r} "
-                f"but it has {number}."
-            )
+            place = f"the {len(names)} groups in the column {self._column!r}"
+            raise ValueError(f"{call} an objective for {place} but it has {number}.")
         term, words = objective.term, tuple(map(str, names))
         numbered = names == list(range(number))  # the column says which constraint by its number
         if term.names is not None and not numbered and term.names != words:
-            raise ValueError(
-                f"{call} constraints in the order in which the column {self._column!r} is "
-                f"numbered, {names}, but they are: {list(term.names)}."
-            )
+            order = f"the order of the column {self._column!r}, {names}"
+            raise ValueError(f"{call} constraints in {order}, but they are: {[*term.names]}.")
         constrained = isinstance(objective, ConstrainedObjective)
         if term.names is None:  # in reports and errors
             term.names = term.tracker.names = words
             if constrained:
                 term.limits.names = words
         if not constrained and self._alone:
-            raise ValueError(
-                f"{self._place}: the column is None for an example, but "
-                f"{type(objective).__name__} needs the group of each; constraints do not."
-            )
+            kind = type(objective).__name__
+            raise ValueError(f"{self._place} has None, but {kind} needs the group of each example.")
         return objective
 
     # The loss.
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, *_: Any, **__: Any
     ) -> Any:
         """The objective's loss in training; otherwise the mean loss of the examples."""
         inputs = dict(inputs)
         groups = inputs.pop(GROUP_INDEX, None)
-        arguments = {k: v for k, v in inputs.items() if k not in self._columns}
         outputs: Any = None
 
-        def result() -> Any:
+        def result(inputs: Mapping[str, Any] = inputs) -> Any:
             nonlocal outputs
-            outputs = model(**arguments)
+            outputs = model(**{k: v for k, v in inputs.items() if k not in self._columns})
             return (self._losses or self._default_losses)(outputs, inputs)
 
         if model.training and torch.is_grad_enabled():
-            loss = self._training_loss(result, groups)
+            loss = self._training_loss(result, inputs, groups)
         else:
             loss, values = split(result())
             if loss is None:
@@ -245,13 +232,23 @@ class RobustTrainer(Trainer):
             loss = loss.mean()
         return (loss, outputs) if return_outputs else loss
 
-    def _training_loss(self, result: Callable[[], Any], groups: list[list[int]] | None) -> Tensor:
+    def _training_loss(
+        self, result: Callable[[Any], Any], inputs: dict[str, Any], groups: Any
+    ) -> Tensor:
         objective: Any = self.objective
         if groups is None:
             raise ValueError(
                 f"A batch has examples without the column {self._column!r} of `groups=`, or with "
                 "other values in it: by a transform of the dataset, or another collator?"
             )
+        apart: dict[str, Any] = {}  # what `_Batches` has put at the end
+        if self._held is not None:
+            size, first = len(groups), (len(groups) + groups.count([])) // 2
+            apart, inputs = (
+                {k: v[own] if np.shape(v)[:1] == (size,) else v for k, v in inputs.items()}
+                for own in (slice(first, None), slice(first))
+            )
+            groups = groups[:first]
         member = torch.tensor([bool(own) for own in groups])
         grouped, ungrouped = member.nonzero().squeeze(1), (~member).nonzero().squeeze(1)
         index: list[Any] = [own for own in groups if own]
@@ -260,13 +257,12 @@ class RobustTrainer(Trainer):
         constrained = isinstance(objective, ConstrainedObjective)
 
         def entries() -> Any:
-            loss, values = split(result())
+            loss, values = split(result(inputs))
             parts = values if isinstance(values, Measured) else (values,)
             if any(part.shape[:1] != member.shape for part in parts):
                 raise ValueError(
-                    "`RobustTrainer(losses=...)` must return one value for each of the "
-                    f"{len(groups)} examples but the shape is: {tuple(parts[0].shape)}. (A mean? "
-                    'Take `reduction="none"`.)'
+                    f"`RobustTrainer(losses=...)` must return a value for each of {len(member)} "
+                    f"examples, no mean, but the shape is: {tuple(parts[0].shape)}."
                 )
             if loss is None and constrained:
                 loss = values[ungrouped] if self._loss_on == "ungrouped" else values
@@ -274,6 +270,8 @@ class RobustTrainer(Trainer):
                 values = tree_map_only(Tensor, lambda each: each[grouped], values)
             return values if loss is None else (loss, values)
 
+        if apart:
+            return objective(lambda: split(result(apart))[1], index, gradient=entries)
         return objective(entries, index)
 
     def _default_losses(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
@@ -310,7 +308,7 @@ class RobustTrainer(Trainer):
         # The columns that survive `remove_unused_columns`.
         super()._set_signature_columns_if_needed()
         kept = list(self._signature_columns or ())
-        own = [self._column, *self._columns]
+        own = [self._column, *self._columns, DRAWN_FOR]
         self._signature_columns = kept + [name for name in own if name not in kept]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -336,24 +334,37 @@ class RobustTrainer(Trainer):
         size, own, alone = self._batch_size, len(self._ids), len(self._alone)
         ungrouped = round(share * size) if alone else 0
         if alone and not 0 < ungrouped < size:
-            raise ValueError(
-                f"`RobustTrainer(ungrouped_share={share})` leaves {ungrouped} of the {size} "
-                "examples of a batch without a group; there must be such examples, and others."
-            )
+            call = f"`RobustTrainer(ungrouped_share={share})`"
+            raise ValueError(f"{call} leaves {ungrouped} of a batch of {size} without a group.")
         make = functools.partial(  # the whole batch: `_Batches` divides it
             GroupBatchSampler, batches_per_epoch=math.ceil(alone / ungrouped) if alone else None,
             seed=self.batch_seed, rank=0, world_size=1,
         )  # fmt: skip
         items = np.arange(len(self._rows)) if self._overlap else self._rows
+        kept = np.arange(own)
+        if self._held is not None:
+            kept = kept[np.isin(self._rows[:own], self._held.rest)]
         shape: dict[str, Any] = {"batch_size": size - ungrouped}
         if groups_per_batch is not None:
             each = (size - ungrouped) // max(groups_per_batch, 1)
-            most = int(np.bincount(self._ids).max())
+            most = int(np.bincount(self._ids[kept]).max())
             shape = {"groups_per_batch": groups_per_batch, "per_group": min(each, most)}
-        parts = [(items[:own], make(self._ids, **shape))]
+        parts = [(items[kept], make(self._ids[kept], **shape))]
         if alone:
             parts.append((items[own:], make(np.zeros(alone, int), 1, ungrouped)))
         return parts
+
+    def _same(self, drawn: list[int], generator: torch.Generator) -> NDArray[np.int64]:
+        """Examples set apart, of the groups of those that are drawn."""
+        if self._held is None:
+            return np.empty(0, np.int64)
+        own, number = len(self._ids), len(self.group_names)
+        kept = np.flatnonzero(np.isin(self._rows[:own], self._held.rest))
+        groups = self._ids[kept[drawn]]
+        rows = self._held.draw(torch.from_numpy(groups), generator).numpy()
+        if not self._overlap:
+            return rows
+        return np.searchsorted(self._rows[:own] * number + self._ids, rows * number + groups)
 
     @property
     def batch_seed(self) -> int:
@@ -390,6 +401,7 @@ class RobustTrainer(Trainer):
         column = repr(self.group_names).encode() + self._rows.tobytes() + self._ids.tobytes()
         same = {
             "sampler": self._sampler,
+            "examples set apart": 0 if self._held is None else len(self._held.apart),
             "seed": self.batch_seed,
             "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
             "examples": len(self._groups),
@@ -406,18 +418,16 @@ class RobustTrainer(Trainer):
         path, call = folder / FILE, "`RobustTrainer.train(resume_from_checkpoint=...)`"
         if not path.is_file():
             raise ValueError(
-                f"{call} needs {FILE} in {folder}: it is there if this class wrote the checkpoint, "
-                "without `save_only_model`. To start from its weights, load them into the model."
+                f"{call} needs {FILE} in {folder}, which this class writes without "
+                "`save_only_model`. To start from its weights, load them into the model."
             )
         state = torch.load(path, map_location="cpu", weights_only=True)
         was, now = state["batches"], self._batches
         changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
         other = [f"{name} was {was.get(name)}, is {now.get(name)}" for name in changed]
         if other:
-            raise ValueError(
-                f"{call}: the checkpoint in {folder} was made with other batches, so that training "
-                f"would not go on where it stopped: {'; '.join(other)}."
-            )
+            other_batches = f"the checkpoint in {folder} was made with other batches"
+            raise ValueError(f"{call}: {other_batches}: {'; '.join(other)}.")
         return state
 
     # Reports.
@@ -481,16 +491,12 @@ def _names(value: Any) -> list[Any]:
 def _column(place: str, dataset: Any, name: str) -> Iterable[Any]:
     """A column of a dataset."""
     if dataset is None or isinstance(dataset, IterableDataset):
-        raise TypeError(
-            f"{place} is a column of `train_dataset`, which must have a length and examples by "
-            f"number, but is: {type(dataset).__name__}."
-        )
+        kind = type(dataset).__name__
+        raise TypeError(f"{place} needs a `train_dataset` with a length but it is: {kind}.")
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         there = list(first) if isinstance(first, Mapping) else type(first).__name__
-        raise ValueError(
-            f"{place}: an example of `train_dataset` has no such column, but: {there}."
-        )
+        raise ValueError(f"{place}: no such column in `train_dataset`, which has: {there}.")
     if is_datasets_available():
         import datasets
 
@@ -551,7 +557,10 @@ class _Batches(Sampler[list[int]]):
         for number, (_, sampler) in enumerate(self._parts):
             start = {"seed": self._trainer.batch_seed + number, "epoch": epoch, "consumed": 0}
             sampler.load_state_dict(start)
+        generator = torch.Generator().manual_seed(1_000_003 * self._trainer.batch_seed + epoch)
+        mine = slice(args.process_index, None, args.world_size)
         for drawn in zip(*(sampler for _, sampler in self._parts), strict=True):
             batch = [items[part] for (items, _), part in zip(self._parts, drawn, strict=True)]
             # Every so many-th: each process gets both kinds of examples, and equally many.
-            yield np.concatenate(batch)[args.process_index :: args.world_size].tolist()
+            same = self._trainer._same(drawn[0], generator)
+            yield [*np.concatenate(batch)[mine].tolist(), *same[mine].tolist()]

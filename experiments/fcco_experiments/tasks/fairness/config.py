@@ -34,6 +34,7 @@ class Fairness(Scheduled):
     batch: int = 128  # samples, a quarter from each cell (group, label)
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
     validation: float = 0.2  # share of the training data that the seed of a run splits off
+    holdout: float = 0.0  # share of the rest that rates are measured on, without a gradient
     feasible_by: Literal["gap", "violation"] = "gap"
     feasible_limit: float = 0.03
 
@@ -48,6 +49,7 @@ class Fairness(Scheduled):
             ("tolerance", 0 <= self.tolerance < math.inf, "be at least 0"),
             ("thresholds", finite and all(finite), "hold at least one number"),
             ("validation", 0 <= self.validation < 1, "be in [0, 1)"),
+            ("holdout", 0 <= self.holdout < 1, "be in [0, 1)"),
         ):
             if not valid:
                 raise ValueError(f"`{name}` must {wanted} but is: {getattr(self, name)}.")

@@ -16,7 +16,7 @@ from ...task import FleetTraining, Method, Row
 from ..base import learning_rate_factor
 from .config import Fairness
 from .model import CellBatches, Cells, Scorer
-from .training import BuiltMethod
+from .training import BuiltMethod, copies
 
 _BUDGET = 1 << 28, 1 << 32
 """Bytes for the figures of some runs at a time, on the CPU and on a GPU."""
@@ -44,9 +44,9 @@ class FairnessFleet(FleetTraining):
         self.config, self.device, self.steps = config, device, 0
         seeds = list(dict.fromkeys(seed for _, seed in runs))
         self.parts = [parts(seed) for seed in seeds]
-        copies = 2 if runs[0][0].independent else 1
+        number = copies(config, runs[0][0])
         self.batches = [
-            CellBatches(config, seed, data["train"], copies)
+            CellBatches(config, seed, data["train"], number)
             for seed, data in zip(seeds, self.parts, strict=True)
         ]
         models = [

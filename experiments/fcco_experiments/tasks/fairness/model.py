@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from fcco.groups import HoldOut
+
 from ..base import PART_KEYS, perceptron
 from .config import Fairness
 
@@ -62,22 +64,32 @@ class CellBatches:
     """Rows of batches with a quarter from each cell; they depend on the seed and the epoch alone.
 
     An epoch has as many steps as draw the number of training samples, in `copies` independent
-    batches of a step.
+    batches of a step. With `config.holdout` and two copies, the first is of rows set apart, whose
+    rates are measured, and the second, which carries the gradient, of the others.
     """
 
     def __init__(self, config: Fairness, seed: int, train: Cells, copies: int) -> None:
         self.per_cell, self.seed, self.train, self.copies = config.batch // 4, seed, train, copies
         self.steps_per_epoch = max(1, math.ceil(len(train) / (config.batch * copies)))
+        self._sources = [torch.arange(len(train))] * copies, [train.counts] * copies
+        if config.holdout and copies == 2:
+            cells = torch.arange(4).repeat_interleave(train.counts)
+            held = HoldOut(cells, config.holdout, seed)
+            rows = [held.apart, held.rest]
+            self._sources = rows, [cells[own].bincount(minlength=4) for own in rows]
         self._drawn = 0
         self._epoch: Tensor | None = None
 
     def epoch(self, epoch: int) -> Tensor:
         """All rows of an epoch, (steps, copies, batch), uniform in each cell."""
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
-        number, counts = self.steps_per_epoch * self.copies, self.train.counts
-        uniform = torch.rand(number, 4, self.per_cell, generator=generator, dtype=torch.float64)
-        rows = (counts.cumsum(0) - counts)[:, None] + (uniform * counts[:, None]).long()
-        return rows.view(self.steps_per_epoch, self.copies, -1)
+        shape = self.steps_per_epoch, self.copies, 4, self.per_cell
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+        drawn = [
+            own[(counts.cumsum(0) - counts)[:, None] + (uniform[:, k] * counts[:, None]).long()]
+            for k, (own, counts) in enumerate(zip(*self._sources, strict=True))
+        ]
+        return torch.stack([rows.flatten(1) for rows in drawn], 1)
 
     def draw(self) -> Tensor:
         """Rows of the next step, (copies, batch)."""

@@ -18,7 +18,7 @@ from ..verdict import glossary, judge, metrics, panels
 from .config import Fairness
 from .fleet import FairnessFleet
 from .model import CellBatches, Cells, Scorer
-from .training import PAIRED, UNCONSTRAINED, BuiltMethod, FairnessTraining
+from .training import PAIRED, UNCONSTRAINED, BuiltMethod, FairnessTraining, copies
 
 PAGE = "fairness/page.j2"
 FEW = 0.10
@@ -86,8 +86,8 @@ class FairnessProblem(Problem):
         if kind is None:
             return None
         # Seeds split the data, not always into parts of quite the same size.
-        copies, train = 2 if method.independent else 1, self.parts(seed)["train"]
-        return kind, CellBatches(self.config, seed, train, copies).steps_per_epoch
+        train, number = self.parts(seed)["train"], copies(self.config, method)
+        return kind, CellBatches(self.config, seed, train, number).steps_per_epoch
 
     def fleet(self, runs: Sequence[tuple[Method, int]], device: torch.device) -> FairnessFleet:
         return FairnessFleet(

@@ -98,6 +98,11 @@ class BuiltMethod(Stepped):
         return torch.cat([values.clamp(min=0), (-values).clamp(min=0)])  # of pairs: by their sign
 
 
+def copies(config: Fairness, method: Method) -> int:
+    """Batches of a step: a second one for the gradient where the first only gives values."""
+    return 2 if method.independent or (config.holdout and method.method != UNCONSTRAINED) else 1
+
+
 class FairnessTraining(BaseTraining):
     """A method on a data set (its parts by name) from a seed."""
 
@@ -111,7 +116,7 @@ class FairnessTraining(BaseTraining):
         self.parts, self.train = dict(parts), parts["train"]
         model = Scorer(config, seed, self.train)
         built = BuiltMethod(model, method, config)
-        batches = CellBatches(config, seed, self.train, 2 if method.independent else 1)
+        batches = CellBatches(config, seed, self.train, copies(config, method))
         super().__init__(config, method, model, built, batches, torch.device("cpu"))
         self.parameters = list(model.parameters())
 

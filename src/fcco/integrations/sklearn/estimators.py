@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from ... import _checks
 from ..._watch import warn
+from ...groups.holdout import HoldOut, split_rows
 from ...tracker import NonFiniteValue
 from .._shared import report_of
 from .goals import AveragePrecision, ClassifierReport, Gap, WorstGroup, figures_of
-from .table import PIECES, Array, Encoding, Groups, Part, read_groups, split_rows
-from .training import Goal, Plan, Settings, WideAndDeep, outputs, train
+from .table import PIECES, Array, Encoding, Groups, Part, read_groups
+from .training import Fit, Goal, Plan, Settings, WideAndDeep, judged, outputs, train
 
 __all__ = ["AveragePrecisionClassifier", "ConstrainedClassifier", "WorstGroupClassifier"]
 
@@ -46,6 +47,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
     device: Any = "cpu"
 
     _multiclass = False  # whether there may be more than two classes
+    holdout = 0.0  # no parameter, where nothing is measured of groups
 
     @abc.abstractmethod
     def _goal(self, groups: Groups) -> Goal: ...
@@ -66,6 +68,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         _checks.at_least(name, "weight_decay", self.weight_decay, 0.0)
         share = self.validation_fraction
         _checks.in_interval(name, "validation_fraction", share, 0.0, 1.0, open_high=True)
+        _checks.in_interval(name, "holdout", self.holdout, 0.0, 1.0, open_high=True)
 
     # Training.
 
@@ -76,10 +79,13 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         cells = np.column_stack([label, groups.members])
         rows, held = split_rows(cells, self.validation_fraction, random)
         self.encoding_ = Encoding.of(X[rows], PIECES if self.estimator is None else 1)
-        parts = {"training": self._part(X, label, groups, rows)}
+        whole = self._part(X, label, groups, rows)
+        aside, parts = self._hold_out(goal, whole, random), {"training": whole}
+        if aside is not None:
+            parts = {"training": whole.of(aside.rest), "holdout": whole.of(aside.apart)}
         if len(held):
             parts["validation"] = self._part(X, label, groups, held)
-        settings = self._settings(goal, len(rows), random)
+        settings = self._settings(goal, len(parts["training"].y), random)
         diverged = (
             f"`{name}.fit` diverged: the loss or the network's output is NaN or infinite. Lower "
             f"`learning_rate`, now {settings.learning_rate:g}."
@@ -88,8 +94,9 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         with torch.random.fork_rng(cuda):  # the caller's stream of random numbers stays as it is
             torch.manual_seed(settings.seed)
             module = self._module(parts["training"].x[:2], X.shape[1])
+            fit = Fit(module, whole, aside, settings)
             try:
-                self.objective_, self.history_ = train(module, goal, parts, settings)
+                self.objective_, self.history_ = train(goal, fit, parts)
             except NonFiniteValue as error:
                 raise ValueError(diverged) from error
         self.module_ = module
@@ -105,7 +112,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         last = list(parts)[-1]
         self.threshold_ = goal.threshold(scores[last], parts[last])
         scored = {each: (scores[each] - self.threshold_, rows) for each, rows in parts.items()}
-        gap = goal.gap(*scored.values())
+        gap = goal.gap(*judged(scored))
         if gap > 2 * goal.tolerance:
             warnings.warn(
                 f"`{name}.fit` ended after {len(self.history_)} epochs with a gap of {gap:.3g} "
@@ -117,6 +124,19 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         trained = report_of(self.objective_)
         self.report_ = ClassifierReport(goal.asked, goal.name, trained, **found)
         return self
+
+    def _hold_out(self, goal: Goal, part: Part, random: np.random.RandomState) -> HoldOut | None:
+        """The rows of a part whose values are measured, and that carry no gradient."""
+        members = goal.members(part)
+        if self.holdout == 0 or part.members.shape[1] < 2:
+            return None
+        alone = (members.sum(0) == 1).nonzero().flatten().tolist()
+        if alone:
+            raise ValueError(
+                f"`{type(self).__name__}(holdout={self.holdout:g})` needs two rows of each group, "
+                f"to learn from and to measure, but {goal.means[alone[0]]} has one."
+            )
+        return HoldOut(members, self.holdout, int(random.randint(2**31 - 1)))
 
     def _read_labels(self, y: Array) -> Array:
         check_classification_targets(y)
@@ -205,6 +225,7 @@ class GroupClassifier(TorchClassifier):
     """Base of the classifiers that look at groups."""
 
     sensitive_features: Any = None
+    holdout: float = 0.0
 
     def fit(self, X: Any, y: Any, *, sensitive_features: Any = None) -> Any:
         """Train on features, (n, d), classes, (n,), and the groups of the samples.
@@ -301,6 +322,9 @@ class ConstrainedClassifier(GroupClassifier):
         weight_decay: of AdamW.
         validation_fraction: share of the rows that are not trained on, the same of every group and
             label. The epoch that is best on them is kept; with 0 the last.
+        holdout: share of the other rows whose rates and losses of groups are measured, while the
+            gradient comes from the rest: limits then hold on new data as they do in training, at
+            the price of fewer rows to learn from. For groups of some hundred rows.
         random_state: a seed, a `numpy.random.RandomState`, or None.
         device: where to train and predict, such as "cuda".
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.metrics import average_precision_score
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import _checks, xrisk
 from ..._watch import warn
@@ -25,11 +26,11 @@ from ...report import Report
 from .table import Groups, Part, distinct
 from .training import (
     STEEP,
+    Fit,
     Goal,
     Plan,
     Problem,
     Scored,
-    Settings,
     Shuffled,
     adamw,
     losses_of,
@@ -91,8 +92,7 @@ class Gap(Goal):
         self.pairs = torch.tensor(cells, dtype=torch.int64).view(-1, 2)
         self.limit = torch.full((len(cells),), tolerance)  # what training aims at
 
-    def cells(self, part: Part) -> Tensor:
-        """Which samples count in which mean, (n, cells), 0 or 1."""
+    def members(self, part: Part) -> Tensor:
         members = part.members
         if self.of_losses:
             members = torch.cat([members, torch.ones_like(members[:, :1])], dim=1)
@@ -100,22 +100,20 @@ class Gap(Goal):
             members if label is None else members & (part.y == label)[:, None]
             for label in self.labels.values()
         ]
-        return torch.cat(kept, dim=1).to(part.x)
+        return torch.cat(kept, dim=1)
 
-    def problem(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part, settings: Settings
-    ) -> Problem:
+    def problem(self, fit: Fit, optimizer: torch.optim.Optimizer) -> Problem:
         """A limit for each pair of cells that has samples.
 
         It is the tolerance minus what two rates of new data differ by chance: one standard error,
         here that of the labels. Less than a quarter of the tolerance costs more than it gains.
         """
-        all_cells = self.cells(part)
-        sizes = all_cells.sum(0).double().cpu()
+        module, part, held, settings = fit
+        sizes = self.members(part).sum(0).double().cpu()
         filled = (sizes > 0)[self.pairs].all(1)
         self.pairs, self.limit = self.pairs[filled], self.limit[filled]
         if len(self.pairs) == 0 or part.members.shape[1] < 2:
-            return plain(module, part, settings)
+            return plain(fit)
         empty = list(itertools.compress(self.means, (sizes == 0).tolist()))
         if empty:
             more = f" and {len(empty) - 10} more" if len(empty) > 10 else ""
@@ -131,38 +129,47 @@ class Gap(Goal):
         limits = dict(zip(names, self.limit.tolist(), strict=True))
         objective = constrained(module, optimizer, limits)
 
-        def loss(batch: tuple[Tensor, ...]) -> Tensor:
-            x, y, rows = batch
-            cells, pairs = all_cells.index_select(0, rows), self.pairs.to(y.device)
-            counts = cells.sum(0)
-            there = (counts > 0)[pairs].all(1)
-            index = None
-            if not bool(there.all()):  # a small group is not in every batch
-                index = there.nonzero().view(-1)
-                pairs = pairs[index]
+        endless = None
+        if held is not None:  # not all at once: their multipliers would rise without end
+            apart = part.of(held.apart)
+            others = Shuffled(apart, min(settings.batch_size, len(apart.y) / 4))
+            endless = itertools.chain.from_iterable(itertools.repeat(others))
 
-            def difference(values: Tensor) -> Tensor:
-                means = values @ cells / counts.clip(1)  # 0 / 0 has no gradient, not even 0
-                first, second = means[pairs].unbind(1)
-                return first - second
+        def loss(batch: Part) -> Tensor:
+            both = [batch] if endless is None else [next(endless), batch]
+            cells = [self.members(each).to(each.x) for each in both]
+            there = torch.stack([each.sum(0) > 0 for each in cells])[:, self.pairs].all(0).all(1)
+            # A small group is not in every batch.
+            index = None if bool(there.all()) else there.nonzero().view(-1)
+            pairs = self.pairs.to(there.device)
+            pairs = pairs if index is None else pairs[index]
 
-            def losses_and_gaps() -> Any:
-                scores = scores_of(module, x)
-                losses = losses_of(scores, y)
+            def losses_and_gaps(batch: Part, cells: Tensor) -> Any:
+                scores = scores_of(module, batch.x)
+                losses = losses_of(scores, batch.y)
+
+                def difference(values: Tensor) -> Tensor:
+                    means = values @ cells / cells.sum(0).clip(1)  # 0 / 0 has no gradient
+                    first, second = means[pairs].unbind(1)
+                    return first - second
+
                 if self.of_losses:
                     return losses, difference(losses)
                 counted = difference(predicted(scores.detach()).to(cells))
                 return losses, Measured(counted, difference(STEEP * scores.sigmoid()))
 
-            return objective(losses_and_gaps, index)
+            values, *gradient = (
+                functools.partial(losses_and_gaps, *each) for each in zip(both, cells, strict=True)
+            )
+            return objective(values, index, gradient=gradient[0] if gradient else None)
 
-        return Problem(objective, Shuffled(part, settings.batch_size), loss)
+        return Problem(objective, Shuffled(fit.rest, settings.batch_size), loss)
 
     def gap(self, *parts: Scored, limit: Tensor | float = 0.0) -> float:
         """The largest difference above a limit, over parts of the data together."""
         sums, counts = torch.zeros(()), torch.zeros(())
         for scores, part in parts:
-            cells = self.cells(part).double()
+            cells = self.members(part).double()
             values = losses_of(scores, part.y) if self.of_losses else predicted(scores)
             sums, counts = sums + (values.double() @ cells).cpu(), counts + cells.sum(0).cpu()
         first, second = (sums / counts)[self.pairs].unbind(1)
@@ -173,9 +180,9 @@ class Gap(Goal):
         return self.gap((scores, part))
 
     def merit(self, training: Scored, held: Scored) -> float:
-        """Accuracy on held-out rows, minus twice what the gap over all rows is too large by.
+        """Accuracy on validation rows, minus twice what the gap over both is too large by.
 
-        Rates of a small group are too rough on the held-out rows alone.
+        Rates of a small group are too rough on the validation rows alone.
         """
         accuracy = float((predicted(held[0]) == held[1].y).float().mean())
         return accuracy - 2 * max(self.gap(training, held, limit=self.limit), 0.0)
@@ -189,26 +196,37 @@ class WorstGroup(Goal):
     def __init__(self, worst: float, names: Sequence[str]) -> None:
         _checks.in_interval("WorstGroupClassifier", "worst", worst, 0.0, 1.0, open_low=True)
         self.worst, self.names = worst, names
+        self.means = names
         self.asked = f"smallest mean loss of the worst {worst:g} of the groups"
 
-    def problem(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part, settings: Settings
-    ) -> Problem:
+    def problem(self, fit: Fit, optimizer: torch.optim.Optimizer) -> Problem:
+        module, part, held, settings = fit
         present = part.members.any(0)
         # A sample counts in each of its groups; memberships are drawn, each group equally often.
-        pairs = part.members[:, present].nonzero()
+        members = part.members[:, present]
+        if held is not None:
+            members = members.clone()
+            members[held.apart] = False
+        pairs = members.nonzero()
         names = list(itertools.compress(self.names, present.tolist()))
         if len(names) < 2:
-            return plain(module, part, settings)
+            return plain(fit)
         ratio = max(self.worst, 1 / len(names))  # a share of less than one group is the worst
         objective = CVaRGroupDRO(module, optimizer, names=names, ratio=ratio)
         group = pairs[:, 1].cpu()
         batches = GroupBatchSampler(group, batch_size=settings.batch_size, seed=settings.seed)
+        columns = present.nonzero().squeeze(1).cpu()
+
+        def losses(rows: Tensor) -> Tensor:
+            x, y = part.take(rows)
+            return losses_of(scores_of(module, x), y)
 
         def loss(batch: list[int]) -> Tensor:
             rows, groups = pairs[batch].unbind(1)
-            x, y = part.take(rows)
-            return objective(lambda: losses_of(scores_of(module, x), y), groups)
+            if held is None:
+                return objective(lambda: losses(rows), groups)
+            same = held.draw(columns[groups.cpu()]).to(rows.device)
+            return objective(lambda: losses(same), groups, gradient=lambda: losses(rows))
 
         return Problem(objective, batches, loss)
 
@@ -233,9 +251,8 @@ class AveragePrecision(Goal):
     asked = "largest average precision"
     epochs_share, rate_share = 0.5, 0.3
 
-    def problem(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part, settings: Settings
-    ) -> Problem:
+    def problem(self, fit: Fit, optimizer: torch.optim.Optimizer) -> Problem:
+        module, part, _, settings = fit
         faster, all_rows = adamw(module, settings), Shuffled(part, settings.batch_size)
         xrisk.warm_start(module, faster, all_rows, settings.max_epochs)
         objective = xrisk.AveragePrecision(module, optimizer, labels=part.y)
@@ -309,6 +326,7 @@ class ClassifierReport:
         name: of the figure that was asked for, such as "gap".
         objective: the report of the training objective, None where there is none.
         validation: figures of the rows that chose the epoch; None without such rows.
+        holdout: figures of the rows that values were measured on, or None.
     """
 
     asked: str
@@ -316,10 +334,11 @@ class ClassifierReport:
     objective: Report | None
     training: Figures
     validation: Figures | None = None
+    holdout: Figures | None = None
 
     def __str__(self) -> str:
         last, lines = self.validation or self.training, [f"asked: {self.asked}"]
-        for part in (self.training, self.validation):
+        for part in (self.training, self.holdout, self.validation):
             if part is not None:
                 figures = f"{self.name} {part.value:.4f}, accuracy {part.accuracy:.4f}"
                 lines.append(f"{part.name} ({part.samples} samples): {figures}")

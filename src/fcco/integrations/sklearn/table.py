@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...index import read_names
 
-__all__ = ["PIECES", "Array", "Encoding", "Groups", "Part", "distinct", "read_groups", "split_rows"]
+__all__ = ["PIECES", "Array", "Encoding", "Groups", "Part", "distinct", "read_groups"]
 
 Array = NDArray[Any]
 
@@ -34,6 +34,10 @@ class Part(NamedTuple):
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Features and classes of some rows."""
         return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+    def of(self, rows: Tensor) -> Part:
+        """The part of some rows."""
+        return Part(*(each.index_select(0, rows.to(each.device)) for each in self))
 
 
 class Groups(NamedTuple):
@@ -86,24 +90,6 @@ def distinct(names: Iterable[str]) -> tuple[str, ...]:
         seen[name] += 1
         found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return tuple(found)
-
-
-def split_rows(
-    cells: Array, fraction: float, random: np.random.RandomState
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to stay, and a share of rows to set aside: the same of every cell.
-
-    The cell of a sample is its row of `cells`, (n, k): its label and groups.
-    """
-    number = len(cells)
-    # One number for each row, which is much faster to sort. Two cells that share it are one.
-    weights = np.random.RandomState(0).randint(1, 2**31, cells.shape[1])
-    cell = cells.astype(np.int64) @ weights
-    # Rows in the order of their cells, at random within each: every k-th of them is set aside.
-    order = np.lexsort((random.random_sample(number), cell))
-    marks = np.floor(np.arange(number + 1) * fraction + random.random_sample())
-    aside = np.diff(marks) > 0
-    return np.sort(order[~aside]), np.sort(order[aside])
 
 
 class Encoding(NamedTuple):

@@ -5,22 +5,25 @@ from __future__ import annotations
 import abc
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim.swa_utils import update_bn
 
+from ...groups import HoldOut
 from ...optim import OutputIterate
 from .table import Encoding, Part
 
 __all__ = [
-    "STEEP", "Goal", "Plan", "Problem", "Scored", "Settings", "Shuffled", "WideAndDeep", "adamw",
-    "losses_of", "outputs", "plain", "predicted", "scores_of", "train",
+    "STEEP", "Fit", "Goal", "Plan", "Problem", "Scored", "Settings", "Shuffled", "WideAndDeep",
+    "adamw", "judged", "losses_of", "outputs", "plain", "predicted", "scores_of", "train",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 Scored = tuple[Tensor, Part]
 """The scores of rows, and the rows."""
@@ -78,21 +81,35 @@ class Plan:
     learning_rate: float = 0.005  # the largest
 
 
+class Fit(NamedTuple):
+    """A network and the rows to train it on; `held` sets some apart, to measure values on."""
+
+    module: nn.Module
+    part: Part
+    held: HoldOut | None
+    settings: Settings
+
+    @property
+    def rest(self) -> Part:
+        """The rows that carry the gradient."""
+        return self.part if self.held is None else self.part.of(self.held.rest)
+
+
 class Shuffled:
-    """Features, classes and numbers of rows, in batches of nearly equal size.
+    """The rows of a part, in batches of nearly equal size.
 
     All rows come at each pass, in another random order.
     """
 
-    def __init__(self, part: Part, batch_size: int) -> None:
+    def __init__(self, part: Part, batch_size: float) -> None:
         self.part, self.count = part, max(1, round(len(part.y) / batch_size))
 
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Part]:
         order = torch.randperm(len(self.part.y)).to(self.part.y.device)
-        return ((*self.part.take(rows), rows) for rows in order.tensor_split(self.count))
+        return (self.part.of(rows) for rows in order.tensor_split(self.count))
 
 
 class Problem(NamedTuple):
@@ -103,14 +120,13 @@ class Problem(NamedTuple):
     loss: Callable[[Any], Tensor]  # of a batch
 
 
-def plain(module: nn.Module, part: Part, settings: Settings) -> Problem:
+def plain(fit: Fit) -> Problem:
     """Cross-entropy."""
 
-    def loss(batch: tuple[Tensor, ...]) -> Tensor:
-        x, y, _ = batch
-        return losses_of(scores_of(module, x), y).mean()
+    def loss(batch: Part) -> Tensor:
+        return losses_of(scores_of(fit.module, batch.x), batch.y).mean()
 
-    return Problem(None, Shuffled(part, settings.batch_size), loss)
+    return Problem(None, Shuffled(fit.rest, fit.settings.batch_size), loss)
 
 
 class Goal(abc.ABC):
@@ -118,15 +134,18 @@ class Goal(abc.ABC):
 
     name: str  # of the figure that `value` gives
     asked: str  # what was asked for, in words
+    means: Sequence[str] = ()  # the names of what `members` counts in
     plan = Plan()  # for the network that is made for a table
     epochs_share = rate_share = 1.0  # of the epochs and of the learning rate, in the loop
     tolerance = math.inf  # of the gap
 
     @abc.abstractmethod
-    def problem(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, part: Part, settings: Settings
-    ) -> Problem:
-        """What to train on a part."""
+    def problem(self, fit: Fit, optimizer: torch.optim.Optimizer) -> Problem:
+        """What to train on."""
+
+    def members(self, part: Part) -> Tensor:
+        """Which samples count in which mean that is tracked, (n, means)."""
+        return part.members
 
     @abc.abstractmethod
     def value(self, scores: Tensor, part: Part) -> float:
@@ -150,9 +169,12 @@ class Goal(abc.ABC):
         return {"accuracy": float(accuracy), self.name: self.value(scores, part)}
 
 
-def train(
-    module: nn.Module, goal: Goal, parts: Mapping[str, Part], settings: Settings
-) -> tuple[Any, list[dict[str, float]]]:
+def judged(parts: Mapping[str, T]) -> list[T]:
+    """The parts that say what holds: with rows apart not those that the gradient comes from."""
+    return [each for name, each in parts.items() if name != "training" or "holdout" not in parts]
+
+
+def train(goal: Goal, fit: Fit, parts: Mapping[str, Part]) -> tuple[Any, list[dict[str, float]]]:
     r"""Train a module to the average iterate of the best epoch.
 
     AdamW; the learning rate rises over the first tenth of the steps and then falls to 0.3 of its
@@ -165,12 +187,12 @@ def train(
     nearly that of the last third. Without a validation part that of the last epoch is kept. Returns
     the objective, and the figures of each epoch.
     """
-    part = parts["training"]
+    module, part, settings = fit.module, parts["training"], fit.settings
     if isinstance(module, WideAndDeep):
         every = -(-len(part.y) // 8192)  # the start wants no more rows
         module.start(part.x[::every], part.y[::every])
     optimizer = adamw(module, settings)
-    objective, batches, loss_of = goal.problem(module, optimizer, part, settings)
+    objective, batches, loss_of = goal.problem(fit, optimizer)
     average = OutputIterate(optimizer, "average", weight=lambda: float(average.count + 1) ** 3)
     total, rate = settings.max_epochs * len(batches), goal.rate_share * settings.learning_rate
     history: list[dict[str, float]] = []
@@ -195,10 +217,10 @@ def train(
             for name, each in scored.items():
                 row |= {f"{name} {figure}": value for figure, value in goal.figures(*each).items()}
             history.append(row)
-            merit = goal.merit(*scored.values()) if len(parts) > 1 else 0.0
+            merit = goal.merit(*judged(scored)) if "validation" in parts else 0.0
             if merit >= best:
                 best, state = merit, copy.deepcopy(module.state_dict())
-        if epoch >= settings.max_epochs and goal.gap(*scored.values()) <= goal.tolerance:
+        if epoch >= settings.max_epochs and goal.gap(*judged(scored)) <= goal.tolerance:
             break
     module.load_state_dict(state)
     return objective, history
