@@ -243,7 +243,6 @@ def load(path: Path, every: int = 1) -> Faces:
     return Faces(torch.from_numpy(pixels).permute(0, 3, 1, 2), label[::every], group[::every])
 
 
-@functools.cache
 def _small_faces() -> Faces:
     """22 x 27 pixels, from the data of `fcco data`."""
     from fcco_experiments.data import load_grouped
@@ -306,12 +305,15 @@ def fit(problem: Groups, job: Job) -> Result:
 def run(job: Job) -> Result:
     """`fit` on the CPU, on one thread."""
     torch.set_num_threads(1)
-    if job.network == "tabular MLP":
-        return fit(_tabular(), job)
-    return fit(_small_faces().problem(job.network, job.seed), job)
+    found = make(job.network)
+    return fit(found if isinstance(found, Groups) else found.problem(job.network, job.seed), job)
 
 
-_tabular = functools.cache(tabular)
+@functools.cache
+def make(network: str) -> Groups | Faces:
+    """What it is trained on; raises `MissingData` when it needs a file that is not there."""
+    return tabular() if network == "tabular MLP" else _small_faces()
+
 
 # First learning rates over two decades, by optimizer; the first is the one of a quick run.
 ADAM, SGD = {"Adam 0.9": (3e-3, 3e-4, 3e-2)}, {"SGD 0.9": (3e-2, 3e-3, 3e-1)}
