@@ -334,7 +334,7 @@ def train_networks(
     options: argparse.Namespace, seeds: Iterable[int], wanted: re.Pattern[str], notes: list[str]
 ) -> dict[str, Any]:
     """Likewise for networks, on the CPU; with `--gpu` on a GPU, too."""
-    jobs = [
+    jobs: list[Any] = [
         job
         for job in networks.plan(seeds, options.quick)
         if wanted.search(f"{job.cell}: {job.method}")
