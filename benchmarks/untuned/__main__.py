@@ -171,7 +171,12 @@ def group_figures(entry: Entry, known: dict[str, Figures]) -> dict[str, Any]:
     }
     if entry.method == TUNED:
         return {**found, "method": job.method, "setting": job.setting}
-    return {**found, "worst": max(means.values()), "by_lr": {str(k): v for k, v in means.items()}}
+    return {
+        **found,
+        "worst": max(means.values()),
+        "by_lr": {str(lr): value for lr, value in means.items()},
+        "by_seed": {str(lr): [round(e.objective, 5) for e in runs] for lr, runs in ends.items()},
+    }
 
 
 def collect(entries: list[Entry], known: dict[str, Figures]) -> dict[str, Any]:
@@ -237,7 +242,7 @@ def constrained_goals(found: dict[str, Any]) -> list[str]:
 
 
 def group_goals(found: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
-    """Likewise for groups; `earlier` has the CVaR by problem and learning rate."""
+    """Likewise for groups; `earlier` has the CVaR by problem, learning rate and seed."""
     lines = []
     for name, rows in found.items():
         if " / CVaR " in name:
@@ -253,10 +258,11 @@ def group_goals(found: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
                 f"{ratio:.3f} of the best of all, {rows[OURS]['worst'] / best:.3f} at the worst lr"
             )
             lines.append(f"{name}: " + _mark(text, ratio <= 1.05))
-        before, now = earlier.get(name, {}), rows.get(OURS, {}).get("by_lr", {})
-        if more := [now[lr] - before[lr] for lr in now if lr in before]:
-            best = min(now.values()) - min(before.values())
-            text = f"{best:+.4f} against earlier, {max(more):+.4f} at the worst lr"
+        before, now = earlier.get(name, {}), rows.get(OURS, {}).get("by_seed", {})
+        pairs = {lr: list(zip(before[lr], now[lr], strict=False)) for lr in now if lr in before}
+        if more := [mean(new - old for old, new in own) for own in pairs.values()]:
+            best = [min(mean(pair[k] for pair in own) for own in pairs.values()) for k in (0, 1)]
+            text = f"{best[1] - best[0]:+.4f} against earlier, {max(more):+.4f} at the worst lr"
             lines.append(f"{name}: " + _mark(text, max(more) <= 0.005))
     return lines
 
@@ -365,7 +371,7 @@ def record(options: argparse.Namespace) -> None:
         "command": "python -m benchmarks.untuned --record",
         **{key: about[key] for key in ("revision", "torch", "numpy")},
         "seeds": list(SEEDS[: options.seeds]),
-        "cvar": {name: rows[OURS]["by_lr"] for name, rows in found.items()},
+        "cvar": {name: rows[OURS]["by_seed"] for name, rows in found.items()},
     }
     EARLIER.write_text(json.dumps(content, indent=1) + "\n")
 
