@@ -25,7 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -174,12 +174,16 @@ def _fifths(done: float) -> float:
     return 0.2 ** int(4 * done)
 
 
-def _model(network: str, problem_shape: Sequence[int], device: torch.device) -> nn.Module:
+def _model(
+    network: str, problem_shape: Sequence[int], device: torch.device, graphs: bool
+) -> nn.Module:
     """On a GPU its forward and backward pass are one graph each: launches would take the time."""
     model: Any = NETWORKS[network]().to(device)
     if device.type != "cuda":
         return model
     model = model.to(memory_format=torch.channels_last)
+    if not graphs:
+        return model
     kept = {name: value.clone() for name, value in model.named_buffers()}
     sample = torch.zeros(tuple(problem_shape), dtype=torch.uint8, device=device)
     sample = sample.to(memory_format=torch.channels_last)
@@ -191,11 +195,15 @@ def _model(network: str, problem_shape: Sequence[int], device: torch.device) -> 
 
 @dataclass(frozen=True)
 class Faces:
-    """Images, labels (blond or not) and groups, 16 by attractive, mouth open, man, blond."""
+    """Images, labels (blond or not) and groups, 16 by attractive, mouth open, man, blond.
+
+    With `graphs` networks on a GPU are graphs.
+    """
 
     images: Tensor
     label: Tensor
     group: Tensor
+    graphs: bool = True
 
     def problem(self, network: str, seed: int, tiny: bool = False) -> Groups:
         """A training set of 85 % of them; steps for ten passes (four for pretrained weights)."""
@@ -203,7 +211,9 @@ class Faces:
         rows = order[: round(0.85 * len(order))].to(self.group.device)
         images = self.images[rows]
         pretrained = network == "EfficientNet-lite0"
-        model = functools.partial(_model, network, (64, *images.shape[1:]), images.device)
+        model = functools.partial(
+            _model, network, (64, *images.shape[1:]), images.device, self.graphs
+        )
         steps = 4 if tiny else len(rows) * (4 if pretrained else 10) // 64
         more: dict[str, Any] = {"decay": _fifths} if pretrained else {}
         return Groups(
@@ -453,7 +463,8 @@ _held: dict[str, Any] = {}  # of a worker: the faces on its device
 
 def _hold(faces: Faces, device: str) -> None:
     torch.set_num_threads(1)
-    _held["faces"] = Faces(*(each.to(device) for each in vars(faces).values()))
+    tensors = (each.to(device) for each in (faces.images, faces.label, faces.group))
+    _held["faces"] = Faces(*tensors, faces.graphs)
 
 
 def _timed(job: Job) -> tuple[Job, Result | str]:
@@ -464,7 +475,13 @@ def _timed(job: Job) -> tuple[Job, Result | str]:
 
 
 def study(
-    data: Path, out: Path, device: str, minutes: float, workers: int, tiny: bool = False
+    data: Path,
+    out: Path,
+    device: str,
+    minutes: float,
+    workers: int,
+    tiny: bool = False,
+    graphs: bool = True,
 ) -> dict[str, Any]:
     """Train what `plan_gpu` lists until the time is over; see the head of this module."""
     until = time.monotonic() + 60 * minutes
@@ -483,6 +500,7 @@ def study(
             faces.label,
             torch.arange(len(faces.label)) % 16,
         )
+    faces = replace(faces, graphs=graphs)
     start, notes = time.monotonic(), set[str]()
     out.parent.mkdir(parents=True, exist_ok=True)
     # A fresh interpreter for each worker: neither threads nor CUDA survive a fork.
@@ -516,6 +534,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--workers", type=int, default=14, help="processes that share the device")
     parser.add_argument("--tiny", action="store_true", help="a few steps on small faces")
+    parser.add_argument("--eager", action="store_true", help="no graphs of networks")
     options = parser.parse_args(arguments)
     if options.prepare:
         prepare(options.prepare)
@@ -523,8 +542,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not (options.data and options.out):
         parser.error("--data and --out are needed, or --prepare")
     found = study(
-        options.data, options.out, options.device, options.minutes, options.workers, options.tiny
-    )
+        options.data, options.out, options.device, options.minutes, options.workers,
+        options.tiny, not options.eager,
+    )  # fmt: skip
     print(table(found))
     for name, own in goals(found).items():
         words = [f"{'met' if met else 'MISSED'} ({text})" for text, met in own.items()]
