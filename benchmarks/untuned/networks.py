@@ -463,8 +463,8 @@ _held: dict[str, Any] = {}  # of a worker: the faces on its device
 
 def _hold(faces: Faces, device: str) -> None:
     torch.set_num_threads(1)
-    tensors = (each.to(device) for each in (faces.images, faces.label, faces.group))
-    _held["faces"] = Faces(*tensors, faces.graphs)
+    images, label, group = (each.to(device) for each in (faces.images, faces.label, faces.group))
+    _held["faces"] = Faces(images, label, group, faces.graphs)
 
 
 def _timed(job: Job) -> tuple[Job, Result | str]:
