@@ -3,16 +3,20 @@
     python -m benchmarks.untuned --json --workers 2 --cache build/untuned.jsonl
     python -m benchmarks.untuned --quick --json           # one seed, under three minutes
     python -m benchmarks.untuned --only '^adult: fcco$'   # ours alone, on one problem
+    python -m benchmarks.untuned --gpu --json             # also networks on a GPU, ten minutes
+    python -m benchmarks.untuned --record                 # ours on groups, into earlier.json
 
-Problems are called `adult`, `adult / values x 100`, ..., `reviews`, `S2`; `--only` takes a regular
-expression for `PROBLEM: METHOD`, and the method `fcco` is ours. Finished runs of peers and of tuned
-settings are kept in the file `--cache`; those of `fcco` are made anew each time, for they change
-with the library.
+Problems are called `adult`, `adult / values x 100`, ..., `reviews`, `S2`,
+`tabular MLP, 16 x 4, Adam 0.9`; `--only` takes a regular expression for `PROBLEM: METHOD`, and the
+method `fcco` is ours. Finished runs of peers and of tuned settings are kept in the file `--cache`;
+those of `fcco` are made anew each time, for they change with the library. earlier.json holds what
+the library reached on groups before its rules changed last: they must not make it worse.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import re
@@ -24,18 +28,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fcco_experiments import environment
 
 from research.constrained import peers
 from research.constrained.study import finite
 from research.constrained.training import Job, Runner
 
-from . import constraints, groups, tuned
+from . import constraints, groups, networks, tuned
 from .constraints import LEVEL, Figures
 from .tuned import available
 
 OURS, TUNED = "fcco", "tuned"
 SEEDS = range(10, 100)  # searches use seed 0, trials for the grids saw seeds below 10
 FEATURES = ("celeba", "sentiment", "amazon")  # computed once by a backbone, which takes minutes
+EARLIER = Path(__file__).with_name("earlier.json")
+PARTS = ("calibration", "alarms")  # modules with `run(quick)`, which gives rows for the JSON
 QUICK = {"Cooper simultaneous", "HCT ALM", "penalty by hand", "uniform", "OOA", "EMA + quantile"}
 
 
@@ -164,7 +171,12 @@ def group_figures(entry: Entry, known: dict[str, Figures]) -> dict[str, Any]:
     }
     if entry.method == TUNED:
         return {**found, "method": job.method, "setting": job.setting}
-    return {**found, "worst": max(means.values()), "by_lr": {str(k): v for k, v in means.items()}}
+    return {
+        **found,
+        "worst": max(means.values()),
+        "by_lr": {str(lr): value for lr, value in means.items()},
+        "by_seed": {str(lr): [round(e.objective, 5) for e in runs] for lr, runs in ends.items()},
+    }
 
 
 def collect(entries: list[Entry], known: dict[str, Figures]) -> dict[str, Any]:
@@ -229,8 +241,8 @@ def constrained_goals(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def group_goals(found: dict[str, Any]) -> list[str]:
-    """Likewise for groups."""
+def group_goals(found: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
+    """Likewise for groups; `earlier` has the CVaR by problem, learning rate and seed."""
     lines = []
     for name, rows in found.items():
         if " / CVaR " in name:
@@ -246,7 +258,21 @@ def group_goals(found: dict[str, Any]) -> list[str]:
                 f"{ratio:.3f} of the best of all, {rows[OURS]['worst'] / best:.3f} at the worst lr"
             )
             lines.append(f"{name}: " + _mark(text, ratio <= 1.05))
+        before, now = earlier.get(name, {}), rows.get(OURS, {}).get("by_seed", {})
+        pairs = {lr: list(zip(before[lr], now[lr], strict=False)) for lr in now if lr in before}
+        if more := [mean(new - old for old, new in own) for own in pairs.values()]:
+            best = [min(mean(pair[k] for pair in own) for own in pairs.values()) for k in (0, 1)]
+            text = f"{best[1] - best[0]:+.4f} against earlier, {max(more):+.4f} at the worst lr"
+            lines.append(f"{name}: " + _mark(text, max(more) <= 0.005))
     return lines
+
+
+def network_goals(found: dict[str, Any]) -> list[str]:
+    """Likewise for networks."""
+    return [
+        f"{name}: " + "; ".join(_mark(text, met) for text, met in own.items())
+        for name, own in networks.goals(found).items()
+    ]
 
 
 def _mark(text: str, met: bool) -> str:
@@ -272,7 +298,7 @@ def tables(found: dict[str, Any]) -> str:
             rates = "  ".join(f"{lr}: {value:.4f}" for lr, value in row.get("by_lr", {}).items())
             std = row.get("cvar_std", math.nan)
             lines.append(f"  {label:<32}{row['cvar']:>10.4f}{std:>8.4f}   {rates}")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n" + networks.table(found["networks"])
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
@@ -303,7 +329,51 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     others = Runner(options.workers, options.cache, run=tuned.run, result=Figures)
     others([job for job in jobs if not untouched(job)], "peers and tuned")
     ours([job for job in jobs if untouched(job)], "fcco")
-    return {**collect(entries, {**others.known, **ours.known}), "left_out": left_out}
+    return {
+        **collect(entries, {**others.known, **ours.known}),
+        "networks": train_networks(options, seeds, wanted, left_out),
+        "left_out": left_out,
+    }
+
+
+def train_networks(
+    options: argparse.Namespace, seeds: Iterable[int], wanted: re.Pattern[str], notes: list[str]
+) -> dict[str, Any]:
+    """Likewise for networks, on the CPU; with `--gpu` on a GPU, too."""
+    jobs: list[Any] = [
+        job
+        for job in networks.plan(seeds, options.quick)
+        if wanted.search(f"{job.cell}: {job.method}")
+    ]
+    there = available(sorted({job.network for job in jobs}), networks.make, notes)
+    jobs = [job for job in jobs if job.network in there]
+    run: dict[str, Any] = {"run": networks.run, "result": networks.Result}
+    others = Runner(options.workers, options.cache and options.cache.with_suffix(".nets"), **run)
+    ours = Runner(options.workers, **run)
+    others([job for job in jobs if job.method != OURS], "networks, others")
+    ours([job for job in jobs if job.method == OURS], "networks, fcco")
+    known = {**others.known, **ours.known}
+    found = networks.collect((job, known[job.key]) for job in jobs)
+    if options.gpu and available(["faces"], networks.make, notes):
+        data, out = Path("build/faces.pt"), Path("build/networks.jsonl")
+        networks.prepare(data)
+        out.unlink(missing_ok=True)
+        found |= networks.study(data, out, "cuda", 10.0, 14)
+    return found
+
+
+def record(options: argparse.Namespace) -> None:
+    """Write ours on groups to earlier.json, with the commit and the command."""
+    options.only = rf"^(?!.*/)({'|'.join(groups.PROBLEMS)}): {OURS}$"
+    found = train(options)["groups"]
+    about = environment.describe()
+    content = {
+        "command": "python -m benchmarks.untuned --record",
+        **{key: about[key] for key in ("revision", "torch", "numpy")},
+        "seeds": list(SEEDS[: options.seeds]),
+        "cvar": {name: rows[OURS]["by_seed"] for name, rows in found.items()},
+    }
+    EARLIER.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def main() -> None:
@@ -314,11 +384,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, help="processes; 1, or 2 with --quick")
     parser.add_argument("--cache", type=Path, help="file with finished runs of all but ours")
+    parser.add_argument("--gpu", action="store_true", help="also networks on a GPU")
+    parser.add_argument("--record", action="store_true", help="write earlier.json, and stop")
     options = parser.parse_args()
     options.workers = options.workers or (2 if options.quick else 1)
+    if options.record:
+        record(options)
+        return
     found = train(options)
+    for name in PARTS:
+        if importlib.util.find_spec(f"{__package__}.{name}") and re.search(options.only, name):
+            found[name] = importlib.import_module(f".{name}", __package__).run(options.quick)
     print(tables(found))
-    goals = constrained_goals(found["constraints"]) + group_goals(found["groups"])
+    goals = constrained_goals(found["constraints"])
+    goals += group_goals(found["groups"], json.loads(EARLIER.read_text())["cvar"])
+    goals += network_goals(found["networks"])
     print("\n" + "\n".join(goals))
     if options.quick:
         print("(one seed: the spread over seeds is in the full run)")

@@ -1,4 +1,7 @@
-"""Six problems over groups, and methods for the worst of them that nobody has tuned."""
+"""Seven problems over groups, and methods for the worst of them that nobody has tuned.
+
+Importing this needs fcco alone (`networks` runs where nothing else is); data are loaded on demand.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,22 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from fcco_experiments.data import load_grouped
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import fcco
-from research.constrained.problems import Setting
-from research.constrained.training import Job
-from research.convergence.problems import PROBLEMS as CONVERGENCE
 
-from .constraints import Figures
+if TYPE_CHECKING:
+    from research.constrained.problems import Setting
+    from research.constrained.training import Job
 
-PROBLEMS = ("celeba", "sentiment", "amazon", "reviews", "S2", "quick start")
+    from .constraints import Figures
+
+PROBLEMS = ("celeba", "sentiment", "amazon", "reviews", "S2", "README", "quick start")
 RATIOS = (0.05, 0.15, 0.5, 1.0)
 
 
@@ -35,12 +38,14 @@ class Groups:
         inputs: (N, d).
         targets: classes, or numbers that the losses want.
         group: id of each sample.
-        ratio: share of the groups that counts.
-        lrs: Adam's first learning rates, over two decades.
-        steps: of a training; the learning rate falls to 0 linearly.
         model: makes a fresh model.
-        losses: of scores and targets, one for each sample; None for the cross-entropy.
+        losses: of model, inputs and targets, one for each sample.
+        ratio: share of the groups that counts.
+        lrs: first learning rates, over two decades.
+        steps: of a training.
         batch_size: samples of a batch.
+        shape: groups of a batch and samples of each; the library's own unless given.
+        decay: from the share of the steps that are done to what the learning rate is multiplied by.
     """
 
     inputs: Tensor
@@ -52,6 +57,8 @@ class Groups:
     lrs: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     steps: int = 1000
     batch_size: int = 64
+    shape: tuple[int, int] | None = None
+    decay: Callable[[float], float] = lambda done: 1 - done
 
     @property
     def number(self) -> int:
@@ -61,6 +68,7 @@ class Groups:
     @torch.no_grad()
     def group_losses(self, model: nn.Module) -> Tensor:
         """On all samples, in float64."""
+        model.eval()
         losses = torch.cat(
             [
                 self.losses(model, x, y)
@@ -70,7 +78,7 @@ class Groups:
         return fcco.group_mean(losses.double(), self.group).values
 
 
-def _classified(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+def classified(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(model(inputs), targets, reduction="none")
 
 
@@ -79,12 +87,13 @@ def _head(inputs: Tensor, targets: Tensor, group: Tensor, **options: Any) -> Gro
     scaled = (inputs - inputs.mean(0)) / inputs.std(0).clamp_min(1e-6)
     classes = int(targets.max()) + 1
     model = functools.partial(nn.Linear, inputs.shape[1], classes)
-    return Groups(scaled, targets, group, model, _classified, **options)
+    return Groups(scaled, targets, group, model, classified, **options)
 
 
 def _features(name: str, backbone: str, **options: Any) -> Groups:
     """The training part of an experiment's data, as a frozen backbone sees it (kept in its cache)."""  # noqa: E501
     from fcco_experiments import backbones
+    from fcco_experiments.data import load_grouped
 
     data = load_grouped(name, download=False, **options)
     train = data.cut(0)["train"]
@@ -97,6 +106,8 @@ def _reviews(dimension: int = 50, words: int = 2000, least: int = 8) -> Groups:
 
     Stars by a linear model of so few features: the groups must trade off.
     """
+    from fcco_experiments.data import load_grouped
+
     data = load_grouped("amazon", download=False, distinct=True)
     rows, label, user, known = [], [], [], 0
     for part in data.cut(0).values():
@@ -124,6 +135,8 @@ def _reviews(dimension: int = 50, words: int = 2000, least: int = 8) -> Groups:
 
 def _s2(samples: int = 200) -> Groups:
     """S2 of `research.convergence`, |w - e_i|^2 / 2, on samples whose noise has mean zero."""
+    from research.convergence.problems import PROBLEMS as CONVERGENCE
+
     problem: Any = CONVERGENCE["S2"]
     generator = torch.Generator().manual_seed(0)
     number, d = problem.rows.shape
@@ -151,19 +164,29 @@ def _s2(samples: int = 200) -> Groups:
     )  # fmt: skip
 
 
+def _binary(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return binary_cross_entropy_with_logits(model(inputs).squeeze(1), targets, reduction="none")
+
+
+def _readme() -> Groups:
+    """The program of README.md."""
+    from benchmarks.many_groups import PER_BATCH, PER_GROUP, RATIO, STEPS, people
+
+    data, model = people(0), functools.partial(nn.Linear, 10, 1)
+    return Groups(
+        *data, model, _binary, RATIO, lrs=(3e-3, 3e-2, 3e-1), steps=STEPS,
+        shape=(PER_BATCH, PER_GROUP),
+    )  # fmt: skip
+
+
 def _quick_start() -> Groups:
     """The program of docs/start/groups.md."""
     generator = torch.Generator().manual_seed(0)
     group = torch.arange(10).repeat_interleave(200)
     x = torch.randn(2000, 5, generator=generator)
     y = (x[:, 0] + 2 * x[:, 1] * (group < 2) > 0).float()
-
-    def losses(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        score = model(inputs).squeeze(1)
-        return binary_cross_entropy_with_logits(score, targets, reduction="none")
-
     model = functools.partial(nn.Linear, 5, 1)
-    return Groups(x, y, group, model, losses, 0.2, lrs=(3e-3, 3e-2, 3e-1), steps=320)
+    return Groups(x, y, group, model, _binary, 0.2, lrs=(3e-3, 3e-2, 3e-1), steps=320)
 
 
 @functools.lru_cache
@@ -175,12 +198,15 @@ def make(name: str) -> Groups:
         "amazon": lambda: _features("amazon", "minilm"),
         "reviews": _reviews,
         "S2": _s2,
+        "README": _readme,
         "quick start": _quick_start,
     }[name]()
 
 
 def shape(problem: Groups) -> tuple[int, int]:
-    """Groups and samples of each in the batches that the library draws without being told."""
+    """Groups and samples of each in a batch: the library's own, unless the problem has one."""
+    if problem.shape is not None:
+        return problem.shape
     sampler = fcco.GroupBatchSampler(problem.group, batch_size=problem.batch_size)
     return sampler.groups_per_batch, len(sampler.draw()) // sampler.groups_per_batch
 
@@ -253,6 +279,16 @@ DEFAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def optimizer_of(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """`"Adam 0.9"` or `"SGD 0.9"`: the number is beta1, or the momentum."""
+    kind, beta = name.split()
+    weights = list(model.parameters())
+    fused = weights[0].is_cuda or None
+    if kind == "SGD":
+        return torch.optim.SGD(weights, lr, momentum=float(beta), fused=fused)
+    return torch.optim.Adam(weights, lr, betas=(float(beta), 0.999), fused=fused)
+
+
 def train(
     problem: Groups, method: str, setting: Setting, seed: int, steps: int | None = None
 ) -> tuple[nn.Module, float]:
@@ -261,8 +297,8 @@ def train(
     Args:
         problem: the problem.
         method: a name of `METHODS`.
-        setting: `lr`, `ratio` and `shape` (groups per batch, samples of each), the rest is the
-            method's own.
+        setting: `lr`, `ratio`, `shape` (groups per batch, samples of each), perhaps `optimizer`;
+            the rest is the method's own.
         seed: of the first weights and of the batches.
         steps: instead of the problem's.
     """
@@ -271,8 +307,8 @@ def train(
     steps = steps or problem.steps
     torch.manual_seed(seed)
     model = problem.model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / steps)
+    optimizer = optimizer_of(options.pop("optimizer", "Adam 0.9"), model, lr)
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: problem.decay(done / steps))
     objective = METHODS[method](model, optimizer, problem.number, ratio, **options)
     ids = problem.group
     sampler = (
@@ -293,6 +329,8 @@ def train(
 
 def fit(job: Job, problem: Groups) -> Figures:
     """Train as the job says; the objective is the CVaR at the ratio of its setting."""
+    from .constraints import Figures
+
     model, seconds = train(problem, job.method, job.setting, job.seed, job.evaluations)
     losses = problem.group_losses(model)
     cvar = {str(ratio): fcco.outer.CVaR(ratio)(losses).item() for ratio in RATIOS}
