@@ -3,8 +3,8 @@
     python -m benchmarks.fleet_heads --json                     # 256 runs, a GPU if there is one
     python -m benchmarks.fleet_heads --runs 8 --steps 5 --json  # a quick look
 
-A linear layer on 1,280 features, batches of 16 groups with 4 samples each, Adam, 8 data streams that
-the runs share. `run_steps_per_s` is the median over rounds of runs x steps per second;
+A linear layer on 1,280 features, batches of 16 groups with 4 samples each, Adam, 8 data streams
+that the runs share. `run_steps_per_s` is the median over rounds of runs x steps per second;
 `first_step_s` includes tracing and, on a GPU, capture.
 """
 
