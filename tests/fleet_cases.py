@@ -196,7 +196,7 @@ def table(name: str) -> tuple[str, Callable[[Any], Tensor]]:
 VALUES = (table("u"),)
 TRACKED = (*VALUES, table("seen"))
 LEARNED = (
-    *TRACKED, *map(table, ("latest", "difference", "visits", "of_noise", "of_drift", "pooled")),
+    *TRACKED, *map(table, ("latest", "difference", "visits", "of_noise", "of_drift", "slow", "pooled")),
 )  # fmt: skip
 DUAL = (("multiplier", lambda o: o.term.multiplier), ("last", lambda o: o.term.last))
 GROUPS = (("group_weights", lambda o: o.group_weights()), *VALUES)

@@ -107,14 +107,9 @@ def calibration(case: Case, seeds: int = 3, **settings: Any) -> dict[str, float]
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument("--quick", action="store_true", help="two sizes of groups, one seed")
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    sizes, seeds = ((4, 20), 1) if options.quick else (SIZES, options.seeds)
+def run(quick: bool, seeds: int = 3) -> dict[str, Any]:
+    """All cases, printed; two sizes of groups and one seed if `quick`."""
+    sizes, seeds = ((4, 20), 1) if quick else (SIZES, seeds)
     found, met = [], 0
     print(f"{'model':<12}{'batch':>7}{'size':>6}{'each':>6}{'within 1':>10}{'within 2':>10}"
           f"{'said/true':>11}{'true rms':>10}{'gamma':>7}{'known':>7}")  # fmt: skip
@@ -128,10 +123,21 @@ def main() -> None:
             print(f"{model:<12}{batch:>7}{size:>6}{each:>6}{row['within_1']:>10.1%}"
                   f"{row['within_2']:>10.1%}{row['said_to_true']:>11.2f}{row['rms']:>10.3f}"
                   f"{row['gamma']:>7.3f}{row['known']:>7.1%}"
-                  f"{'' if good else '  MISSED'}")  # fmt: skip
+                  f"{'' if good else '  MISSED'}", flush=True)  # fmt: skip
     print(f"within the goals: {met} of {len(found)}")
+    return {"cases": found, "met": met}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
+    parser.add_argument("--quick", action="store_true", help="two sizes of groups, one seed")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = run(options.quick, options.seeds)
     if options.json:
-        print(json.dumps({"cases": found, "met": met}))
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -145,9 +145,9 @@ class Tracking:
         read = visit.before if self.read == "old" else visit.after
         return Updated(read, came, number, visit, changed, checked, forward)
 
-    def width(self, run: Run, limit: Any = math.inf) -> tuple[Tensor, Tensor]:
+    def width(self, run: Run, reach: Any = 1.0, limit: Any = math.inf) -> tuple[Tensor, Tensor]:
         """The width of the rounded kink with `smoothing="auto"`, and whether that is known."""
-        return automatic_width(Pooled(*run.state["pooled"]), run.state["u"].numel(), limit)
+        return automatic_width(Pooled(*run.state["pooled"]), reach, limit)
 
 
 def _smoothing(term: OuterTerm) -> Numbers:
@@ -206,7 +206,7 @@ class Coupled(Tracking):
             return slopes(MoreauEnvelope(outer, smoothing.to(u)))
 
         if self.automatic:
-            slope = smoothed(self.width(run, widest(outer))[0] / outer.jump)
+            slope = smoothed(self.width(run, limit=widest(outer))[0] / outer.jump)
         else:
             slope = by_smoothing(run, lambda: slopes(outer), smoothed)
         return updated.estimate(slope * side(u, high, low), {})
@@ -237,7 +237,7 @@ class CVaR(Tracking):
             return s, kink.to(u)
 
         if self.automatic:
-            width, known = self.width(run)
+            width, known = self.width(run, 1 / ratio)
             first = cvar.width_at_first(u, counted, ratio)  # so that all groups count alike
             smoothing: Any = torch.where(known, width, first) * ratio
             s, kink = threshold(smoothing)

@@ -231,31 +231,30 @@ def best_gamma(noise: Number, drift: Number) -> Number:
     return min(max(best, low), high) if isinstance(best, float) else best.clip(low, high)
 
 
-WIDTH_BY_NOISE, WIDTH_BY_DRIFT = 4.0, 128.0
-"""Width of the rounded kink with `smoothing="auto"`: in errors of u by noise, and in the drift of a
-step. Weights move losses through the memory of the optimizer and that of u; while the loop answers,
-a loss drifts on, and weights must not follow a difference as small as that."""
-
+WIDTH_BY_NOISE, LOOP = 4.0, 128
+"""Width of the rounded kink with `smoothing="auto"`: errors of u by noise; and the steps that a
+loss needs to answer to its weight, through the memory of the optimizer and of u. If all losses fall
+by v in so many steps, one that has 1/r times its share of the weight falls by v/r before its weight
+follows: a narrower zone lets the weights swing between losses that all can fall."""
 
 ENOUGH = 50
 """Squares of which D and V are means before they tell how wide the rounded kink must be."""
 
 
 def automatic_width(
-    pooled: Pooled, number: int, widest: Number = math.inf
+    pooled: Pooled, reach: Number = 1.0, widest: Number = math.inf
 ) -> tuple[Number, Number]:
     """The width of the rounded kink with `smoothing="auto"`, and whether that is known.
 
     Args:
         pooled: what is known of all blocks.
-        number: of the numbers that are tracked, n d1.
+        reach: the largest weight of a block over the mean one, 1/r for CVaR.
         widest: the largest useful width, for weakly convex functions.
     """
-    noise, drift = pooled.noise_and_drift()
+    noise = pooled.noise_and_drift()[0]
     by_noise = (noise * abs(pooled.of_noise - 1)) ** 0.5  # below 0 by rounding
-    by_drift = drift**0.5 * (pooled.values / number)
     # Above 0 by a hair: the envelope divides by lambda.
-    width = WIDTH_BY_NOISE * by_noise + WIDTH_BY_DRIFT * by_drift + 1e-12
+    width = WIDTH_BY_NOISE * by_noise + reach * abs(pooled.progress) + 1e-12
     width = width.clip(max=widest) if isinstance(width, Tensor) else min(width, widest)
     return width, pooled.values * pooled.steps >= ENOUGH
 
@@ -268,6 +267,7 @@ class Pooled(NamedTuple):
     of_noise: Number  # 1 + a, the factor of sigma^2 in V
     of_drift: Number  # b + 1, that of q
     values: Number  # how many squares a step gives
+    progress: Number  # the mean of u - slow: how far all moved together in `LOOP` steps
     steps: Number  # how many steps these are, up to `POOLED_HORIZON`
     gain: Number  # the weight of the new value that was best so far
 
@@ -277,7 +277,7 @@ class Pooled(NamedTuple):
         Example:
             >>> noise, drift, a, b = 4.0, 1.0, 0.2, 1.5
             >>> innovation = (1 + a) * noise + (b + 1) * drift
-            >>> pooled = Pooled(2 * noise + drift, innovation, 1 + a, b + 1, 8, 50, 0.2)
+            >>> pooled = Pooled(2 * noise + drift, innovation, 1 + a, b + 1, 8, 0.0, 50, 0.2)
             >>> [round(each, 2) for each in pooled.noise_and_drift()]
             [4.0, 1.0]
         """
@@ -295,20 +295,21 @@ class Pooled(NamedTuple):
         """After a step.
 
         Args:
-            sums: of (fresh_t - fresh_{t-1})^2, of (fresh_t - u_t)^2, of a and of b over the blocks
+            sums: of (fresh_t - fresh_{t-1})^2, (fresh_t - u_t)^2, a, b and u - slow over the blocks
                 that came again; and how many numbers these are.
             automatic: whether u is averaged with the gain, which then moves.
         """
-        moved, missed, of_noise, of_drift, number = sums
+        moved, missed, of_noise, of_drift, progress, number = sums
         some = (number > 0) * 1.0
         count = number + (1 - some)
         steps = self.steps + some * (self.steps < POOLED_HORIZON)
         weight = some / (steps + (steps == 0))
-        new = (moved / count, missed / count, 1 + of_noise / count, 1 + of_drift / count, number)
+        new = (moved / count, missed / count, 1 + of_noise / count, 1 + of_drift / count, number,
+               progress / count)  # fmt: skip
         # Of two first samples the smaller is taken where they do not fit: the other is an outlier.
         misfit = (steps == 2) * (self.innovation > 100 * new[1]) * some
         weight = misfit + (1 - misfit) * weight
-        means = [old + weight * (now - old) for old, now in zip(self[:5], new, strict=True)]
+        means = [old + weight * (now - old) for old, now in zip(self[:6], new, strict=True)]
         found = Pooled._make([*means, steps, self.gain])
         if automatic:
             best = best_gamma(*found.noise_and_drift())
@@ -325,6 +326,7 @@ class Statistics(NamedTuple):
     of_noise: Array  # a of each, the factor of sigma^2 in the squared error of u; like visits
     of_drift: Array  # b of each, that of q; like visits
     largest: Array  # the largest square of each that was too large to count in full
+    slow: Array  # the average of u over the visits in `LOOP` steps, of each
 
     def errors(self, pooled: Pooled, number: int) -> Array:
         """The standard error of u as an estimate of what g_i is now; NaN where it is not known.
@@ -373,6 +375,8 @@ class Statistics(NamedTuple):
         old: Array,
         came: Any,
         gamma: Number,
+        u: Array,
+        share: Number,
         automatic: bool,
     ) -> tuple[Statistics, Pooled]:
         """After a visit; one square counts up to 100 V, a block whose level changed starts anew.
@@ -383,6 +387,8 @@ class Statistics(NamedTuple):
             old: u before the visit; on a first visit it does not count.
             came: which blocks came; True for all.
             gamma: weight of the fresh value in u; on a first visit it does not count.
+            u: after the visit.
+            share: of all blocks that come in a step.
             automatic: see `Pooled.after`.
         """
         known = self.visits.clip(max=1)
@@ -390,6 +396,8 @@ class Statistics(NamedTuple):
         new = (1 - (1 - gamma) * known) * came  # the weight of the fresh value
         kept = (1 - new) ** 2
         of_noise, of_drift = kept * self.of_noise + new * new, kept * (self.of_drift + came)
+        slow = (1 / (self.visits + 1)).clip(1 / (1 + LOOP * share)) * came
+        slow = self.slow + slow * (u - self.slow)
         weight = again / (self.visits + (self.visits == 0))
         visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
         moved, missed = fresh - self.latest, fresh - old
@@ -427,10 +435,12 @@ class Statistics(NamedTuple):
             of_noise=of_noise,
             of_drift=of_drift,
             largest=extreme,
+            slow=slow,
         )
         each, shares = again + 0 * moved, (self.of_noise, self.of_drift)
         rows = each if each.ndim == 1 else each.sum(1, keepdims=True)
         pairs = ((each, moved), (each, missed), *((rows, share) for share in shares))
+        pairs = (*pairs, (each, u - slow))
         if isinstance(moved, Tensor):
             sums = [*((one * other).sum() for one, other in pairs), each.sum()]
         else:  # Python's numbers are the fastest
@@ -523,8 +533,10 @@ class Track:
             if repeated is not False:
                 first = ~repeated if isinstance(repeated, Tensor) else not repeated
                 visited = first & visited
-            automatic = self.gamma is None
-            statistics, pooled = statistics.after(pooled, fresh, old, visited, gamma, automatic)
+            share = pooled.values / (self.number * (1 if old.ndim == 1 else old.shape[1]))
+            statistics, pooled = statistics.after(
+                pooled, fresh, old, visited, gamma, after, share, self.gamma is None
+            )
         return Visit(before, after, counted, statistics, pooled)
 
 

@@ -76,6 +76,8 @@ class OuterTerm(AbstractTerm):
     width: Tensor | None
     never_negative = ("width",)
 
+    reach: float = 1.0  # the largest weight of a block over the mean one, as far as is known
+
     def __init__(
         self, outer: AbstractOuter, tracker: InnerTracker, smoothing: Smoothing = 0.0, **more: Any
     ) -> None:
@@ -132,9 +134,8 @@ class OuterTerm(AbstractTerm):
         """
         if step is None or not self.automatic:
             return None
-        tracker = self.tracker
-        pooled, number = step.updates[tracker].rows.pooled, tracker.value.numel()
-        width, known = automatic_width(pooled, number, self._widest)
+        pooled = step.updates[self.tracker].rows.pooled
+        width, known = automatic_width(pooled, self.reach, self._widest)
         if at_first is not None and isinstance(width, Tensor):  # to look would make the host wait
             width = torch.where(known, width, at_first())
         elif at_first is not None and not known:

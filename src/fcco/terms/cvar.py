@@ -53,7 +53,7 @@ class CVaRTerm(OuterTerm):
             )
         # f is for the checks of lambda and for reports; `loss` uses the closed form.
         super().__init__(Hinge(1 / ratio), tracker, smoothing)
-        self.ratio = ratio
+        self.ratio, self.reach = ratio, 1 / ratio
         # The s of the last step, which others read, is not known before the first.
         constant = self.automatic or not callable(self.smoothing_schedule)
         self.branch_free = constant and (self.automatic or tracker.read == "new")
