@@ -74,33 +74,38 @@ class ByHand:
 
     def __init__(self, number: int, dim: int, gamma: float | None) -> None:
         self.u = np.zeros((number, dim))
-        self.last, self.spread = (np.zeros((number, dim)) for _ in range(2))
+        self.last, self.spread, self.slow = (np.zeros((number, dim)) for _ in range(3))
         self.visits, self.a, self.b = [0] * number, [0.0] * number, [0.0] * number
         self.gamma, self.gain = gamma, 0.5
         self.window: list[np.ndarray] = []
-        self.means, self.steps = np.zeros(5), 0
+        self.means, self.steps = np.zeros(6), 0
 
     def step(self, index: list[int], values: np.ndarray) -> None:
-        rows = []
+        rows, memory = [], 1 + 128 * self.means[4] / self.u.size
         for i, fresh in zip(index, values, strict=True):
             k, a, b = self.visits[i], self.a[i], self.b[i]
             weight = max(3 / (k + 3), self.gain) if self.gamma is None else self.gamma
             weight = weight if k else 1.0
+            slowly = max(1 / (min(k, 100) + 1), 1 / memory)
             for c in range(len(fresh)):
                 if k > 0:
                     moved = (fresh[c] - self.last[i, c]) ** 2
                     missed = (fresh[c] - self.u[i, c]) ** 2
-                    rows.append((moved, missed, 1 + a, b + 1))
                     self.spread[i, c] += (moved - self.spread[i, c]) / min(k, 100)
                 self.u[i, c] += (fresh[c] - self.u[i, c]) * weight
+                self.slow[i, c] += (self.u[i, c] - self.slow[i, c]) * slowly
                 self.last[i, c] = fresh[c]
+                if k > 0:
+                    ahead = self.u[i, c] - self.slow[i, c]
+                    rows.append((moved, missed, 1 + a, b + 1, ahead))
             self.a[i] = (1 - weight) ** 2 * a + weight**2
             self.b[i] = (1 - weight) ** 2 * (b + 1)
             self.visits[i] += 1
         if not rows:
             return
         self.steps += 1
-        step = np.array([*np.mean(rows, axis=0), len(rows)])
+        *means, ahead = np.mean(rows, axis=0)
+        step = np.array([*means, len(rows), ahead])
         self.means += (step - self.means) / min(self.steps, 50)
         if self.gamma is None:
             noise, drift = self.solve()
@@ -112,7 +117,7 @@ class ByHand:
         """Of 2 noise + drift = D and (1 + a) noise + (b + 1) drift = V, if these are told apart."""
         if not self.steps:
             return 0.0, 0.0
-        difference, innovation, one_a, b_one, _ = self.means
+        difference, innovation, one_a, b_one, *_ = self.means
         equations = np.array([[2, 1], [one_a, b_one]])
         if abs(apart := np.linalg.det(equations)) < 1e-9:
             return difference / 2, 0.0
@@ -153,7 +158,8 @@ def test_equals_what_is_written_by_hand(gamma, dim):
     estimate = tracked.estimate
     assert estimate is not None
     pooled = [*by_hand.means, min(by_hand.steps, 50)]
-    np.testing.assert_allclose(estimate.pooled[:6], pooled, rtol=1e-12)
+    np.testing.assert_allclose(estimate.pooled[:7], pooled, rtol=1e-12)
+    np.testing.assert_allclose(estimate.slow.view(-1, dim), by_hand.slow, atol=1e-12)
     assert max(by_hand.visits) > 50 and estimate.visits.tolist() == [
         min(each, 100) for each in by_hand.visits
     ]
@@ -165,17 +171,19 @@ def test_the_arithmetic_is_the_same_in_torch_and_in_numpy(shape):
     number, tracked = 5, tracker(5, dim=shape[0] if shape else 1)
     estimate = tracked.estimate
     assert estimate is not None
-    zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(3)]
+    zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(4)]
     visits = torch.zeros(number, *(1 for _ in shape), dtype=DOUBLE)
-    blocks = Statistics(zeros[0], zeros[1], visits, visits, visits, zeros[2])
-    pooled = Pooled(*torch.tensor([0.0] * 6 + [0.5], dtype=DOUBLE))
+    blocks = Statistics(zeros[0], zeros[1], visits, visits, visits, *zeros[2:])
+    pooled = Pooled(*torch.tensor([0.0] * 7 + [0.5], dtype=DOUBLE))
     for index, fresh in draws(0, 60, number, 2, *shape):
         old = tracked.rows.clone()
         tracked(fresh, index)
         came = torch.zeros(visits.shape, dtype=torch.bool).index_fill(0, index, True)
         values = blocks.latest.index_copy(0, index, fresh)
         weight = (3 / (blocks.visits + 3)).clip(pooled.gain)
-        blocks, pooled = blocks.after(pooled, values, old, came, weight, automatic=True)
+        u = torch.where(came, old + weight * (values - old), old)
+        share = pooled.values / old.numel()
+        blocks, pooled = blocks.after(pooled, values, old, came, weight, u, share, automatic=True)
     for name, values in blocks._asdict().items():
         known = getattr(estimate, name).view_as(values)
         torch.testing.assert_close(values, known, rtol=1e-12, atol=1e-12)
@@ -303,23 +311,67 @@ def coupled(outer: Any, gamma: Any) -> tuple[Values, fcco.Compositional]:
 
 
 @pytest.mark.parametrize("gamma", [0.3, "auto"])
-def test_the_width_follows_noise_and_drift(gamma):
+def test_the_width_follows_noise_and_progress(gamma):
     model, objective = coupled(fcco.outer.Hinge(5.0), gamma)
     term: Any = objective.term
     by_hand = ByHand(6, 1, None if gamma == "auto" else gamma)
+
+    def width() -> float:
+        by_noise = math.sqrt(by_hand.solve()[0] * max(by_hand.means[2] - 1, 0))
+        assert step < 9 or min(by_noise, abs(by_hand.means[5])) > 0
+        return 4 * by_noise + abs(by_hand.means[5])
+
     for step, (index, noise) in enumerate(draws(0, 80, 6, 3)):
-        values = 0.1 * step + noise
-        by_noise, drift = by_hand.solve()
-        by_noise = math.sqrt(by_noise * max(by_hand.means[2] - 1, 0))
-        drift = math.sqrt(drift) * by_hand.means[4] / 6  # of a step
+        values, known = noise - 0.1 * step, width()
         model.step(objective, values, index)
         by_hand.step(index.tolist(), values.numpy()[:, None])
-        assert term.width.item() == pytest.approx(4 * by_noise + 128 * drift, rel=1e-6, abs=1e-11)
+        assert term.width.item() == pytest.approx(known, rel=1e-6, abs=1e-11)
         assert term.smoothing * 5.0 == pytest.approx(term.width.item())
-    assert by_noise > 0 and drift > 0
     with torch.no_grad():
         objective(lambda: 1e3 * noise, index)
-    assert term.smoothing * 5.0 == pytest.approx(4 * by_noise + 128 * drift, rel=1e-6)
+    assert term.smoothing * 5.0 == pytest.approx(width(), rel=1e-6)
+
+
+def fall(
+    tracked: fcco.tracker.InnerTracker, together: bool, parts: int, scale: float, shift: float
+) -> float:
+    """The progress that a tracker sees after a trend of 0.01 a step, or of that size either way.
+
+    All blocks come in `parts` batches, one after the other.
+    """
+    number = tracked.num_inner
+    start = torch.linspace(0, 1, number, dtype=DOUBLE)
+    pace = 0.01 * torch.ones(number, dtype=DOUBLE)
+    if not together:
+        pace[number // 2 :] *= -1
+    for step in range(1500):
+        index = torch.arange(number)[step % parts :: parts]
+        tracked(scale * (start - pace * step)[index] + shift, index)
+    assert tracked.estimate is not None
+    return Pooled(*tracked.estimate.pooled.tolist()).progress
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.3, "auto"])
+@pytest.mark.parametrize("parts, memory", [(4, 128), (2, 128), (1, 100)])
+def test_progress_is_how_far_all_moved_together(gamma, parts, memory):
+    """A trend of v a step leaves the average of u behind by 128 v, or by 100 visits; u by less."""
+    seen = [fall(tracker(8, gamma), True, parts, *units) for units in ((1.0, 0.0), (7.0, 50.0))]
+    assert seen == pytest.approx([-0.01 * memory, -0.07 * memory], rel=1e-3)
+    seen = fall(tracker(8, gamma), False, parts, 1.0, 0.0)
+    assert seen == pytest.approx(0, abs=1e-6), "some rise as others fall"
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5])
+def test_the_width_of_a_trend_without_noise(ratio):
+    """With gamma = 1 a step of d between visits counts as noise of variance d^2 / 2."""
+    model = Values()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    dro: Any = fcco.CVaRGroupDRO(model, optimizer, 8, ratio, gamma=1.0, read="new")
+    for step in range(1500):
+        index = torch.arange(8)[step % 2 :: 2]
+        model.step(dro, index - 0.01 * step, index)
+    width = 4 * 0.02 / math.sqrt(2) + 128 * 0.01 / ratio
+    assert dro.term.width.item() == pytest.approx(width, rel=1e-3)
 
 
 def test_lambda_stays_below_the_limit_of_a_weakly_convex_function():
