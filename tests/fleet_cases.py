@@ -196,8 +196,9 @@ def table(name: str) -> tuple[str, Callable[[Any], Tensor]]:
 VALUES = (table("u"),)
 TRACKED = (*VALUES, table("seen"))
 LEARNED = (
-    *TRACKED, *map(table, ("latest", "difference", "visits", "of_noise", "of_drift", "slow", "pooled")),
-)  # fmt: skip
+    *TRACKED,
+    *map(table, ("latest", "difference", "visits", "of_noise", "of_drift", "slow", "pooled")),
+)
 DUAL = (("multiplier", lambda o: o.term.multiplier), ("last", lambda o: o.term.last))
 GROUPS = (("group_weights", lambda o: o.group_weights()), *VALUES)
 S = ("threshold", lambda objective: objective.threshold)
