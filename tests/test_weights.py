@@ -339,5 +339,5 @@ def test_refuses_what_cannot_work(options, text):
 @pytest.mark.parametrize("options", [{"dim": 2}, {"read": "old"}, {"log_space": True}])
 def test_a_term_refuses_a_tracker_that_does_not_hold_the_current_losses(options):
     tracker = fcco.tracker.ema_tracker(3, **{"gamma": 1.0, "read": "new", **options})
-    with pytest.raises(ValueError, match=r"`GroupWeights\(tracker=...\)` must hold one loss"):
+    with pytest.raises(ValueError, match=r"`GroupWeights\(tracker=...\)` must have dim=1"):
         GroupWeights(tracker, 0.1, 0.5)
