@@ -58,12 +58,12 @@ def as_lambda(call: str, outer: AbstractOuter, smoothing: Smoothing) -> Schedule
 class OuterTerm(AbstractTerm):
     r"""A term with an outer function f, smoothed or not.
 
-    With `smoothing="auto"` the rounded kink is as wide as the estimates are wrong and as a value
-    drifts in 128 steps, see docs/concepts/smoothing.md:
+    With `smoothing="auto"` the rounded kink is as wide as the estimates are wrong and as all of
+    them move together in 128 steps, see docs/concepts/smoothing.md:
 
     .. math::
         \lambda\cdot\text{jump} = 4\,\text{error of } u \text{ by noise}
-            + 128\,\text{drift of } g \text{ in a step}
+            + \text{reach}\cdot|\text{progress}|
 
     Args:
         outer: f.
