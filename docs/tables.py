@@ -3,8 +3,8 @@
     python docs/tables.py
 
 A table follows a line `<!-- methods: COLUMN | COLUMN -->`, whose columns are facts of the registry,
-or `<!-- table: NAME -->` with a name of `TABLES`. `tests/test_tables.py` finds one that is not up to
-date.
+or `<!-- table: NAME -->` with a name of `TABLES`. `tests/test_methods.py` finds one that is not up
+to date.
 """
 
 from __future__ import annotations

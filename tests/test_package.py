@@ -125,7 +125,7 @@ FOREIGN = {
     # Lightning: no hook lies between its call of `train_dataloader` and the first batches
     "_data_connector", "_prepare_dataloader", "_data_fetcher",
     "_current_frames",  # of sys, public in spite of its name, as are those of a NamedTuple
-    "_replace", "_fields", "_asdict",
+    "_replace", "_fields", "_asdict", "_make",
 }  # fmt: skip
 
 
