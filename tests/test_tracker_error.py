@@ -311,15 +311,17 @@ def coupled(outer: Any, gamma: Any) -> tuple[Values, fcco.Compositional]:
 
 
 @pytest.mark.parametrize("gamma", [0.3, "auto"])
-def test_the_width_follows_noise_and_progress(gamma):
+def test_the_width_follows_noise_drift_and_progress(gamma):
     model, objective = coupled(fcco.outer.Hinge(5.0), gamma)
     term: Any = objective.term
     by_hand = ByHand(6, 1, None if gamma == "auto" else gamma)
 
     def width() -> float:
-        by_noise = math.sqrt(by_hand.solve()[0] * max(by_hand.means[2] - 1, 0))
+        (noise, drift), values = by_hand.solve(), by_hand.means[4]
+        by_noise = math.sqrt(noise * max(by_hand.means[2] - 1, 0))
+        drifted = 32 * values / 6 * math.sqrt(drift)
         assert step < 9 or min(by_noise, abs(by_hand.means[5])) > 0
-        return 4 * by_noise + abs(by_hand.means[5])
+        return 4 * by_noise + drifted + abs(by_hand.means[5])
 
     for step, (index, noise) in enumerate(draws(0, 80, 6, 3)):
         values, known = noise - 0.1 * step, width()

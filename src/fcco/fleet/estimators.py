@@ -147,7 +147,7 @@ class Tracking:
 
     def width(self, run: Run, reach: Any = 1.0, limit: Any = math.inf) -> tuple[Tensor, Tensor]:
         """The width of the rounded kink with `smoothing="auto"`, and whether that is known."""
-        return automatic_width(Pooled(*run.state["pooled"]), reach, limit)
+        return automatic_width(Pooled(*run.state["pooled"]), run.state["u"].numel(), reach, limit)
 
 
 def _smoothing(term: OuterTerm) -> Numbers:

@@ -231,30 +231,33 @@ def best_gamma(noise: Number, drift: Number) -> Number:
     return min(max(best, low), high) if isinstance(best, float) else best.clip(low, high)
 
 
-WIDTH_BY_NOISE, LOOP = 4.0, 128
-"""Width of the rounded kink with `smoothing="auto"`: errors of u by noise; and the steps that a
-loss needs to answer to its weight, through the memory of the optimizer and of u. If all losses fall
-by v in so many steps, one that has 1/r times its share of the weight falls by v/r before its weight
-follows: a narrower zone lets the weights swing between losses that all can fall."""
+WIDTH_BY_NOISE, ANSWER, LOOP = 4.0, 32, 128
+"""Width of the rounded kink with `smoothing="auto"`. Weights and losses are a loop with the memory
+of the optimizer and of u, which answers late: in a zone narrower than what a loss moves meanwhile,
+the weights swing. The width is the sum of errors of u by noise; of what one loss drifts in `ANSWER`
+steps of the optimizer; and of what all fall together in `LOOP` steps, times how much faster one
+falls that has the largest weight instead of the mean one."""
 
 ENOUGH = 50
 """Squares of which D and V are means before they tell how wide the rounded kink must be."""
 
 
 def automatic_width(
-    pooled: Pooled, reach: Number = 1.0, widest: Number = math.inf
+    pooled: Pooled, number: int, reach: Number = 1.0, widest: Number = math.inf
 ) -> tuple[Number, Number]:
     """The width of the rounded kink with `smoothing="auto"`, and whether that is known.
 
     Args:
         pooled: what is known of all blocks.
+        number: of the numbers that are tracked, n d1.
         reach: the largest weight of a block over the mean one, 1/r for CVaR.
         widest: the largest useful width, for weakly convex functions.
     """
-    noise = pooled.noise_and_drift()[0]
+    noise, drift = pooled.noise_and_drift()
     by_noise = (noise * abs(pooled.of_noise - 1)) ** 0.5  # below 0 by rounding
-    # Above 0 by a hair: the envelope divides by lambda.
-    width = WIDTH_BY_NOISE * by_noise + reach * abs(pooled.progress) + 1e-12
+    drifted = ANSWER * (pooled.values / number) * drift**0.5
+    # Not 0: the envelope divides by lambda.
+    width = WIDTH_BY_NOISE * by_noise + drifted + reach * abs(pooled.progress) + 1e-12
     width = width.clip(max=widest) if isinstance(width, Tensor) else min(width, widest)
     return width, pooled.values * pooled.steps >= ENOUGH
 

@@ -135,7 +135,8 @@ class OuterTerm(AbstractTerm):
         if step is None or not self.automatic:
             return None
         pooled = step.updates[self.tracker].rows.pooled
-        width, known = automatic_width(pooled, self.reach, self._widest)
+        number = self.tracker.value.numel()
+        width, known = automatic_width(pooled, number, self.reach, self._widest)
         if at_first is not None and isinstance(width, Tensor):  # to look would make the host wait
             width = torch.where(known, width, at_first())
         elif at_first is not None and not known:
