@@ -17,8 +17,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["CAPTURE", "Captured", "Packed"]
-
 CAPTURE = True
 """False launches the operations one by one, with the same results."""
 

@@ -16,8 +16,6 @@ from .terms import AbstractTerm
 from .tracker import Blocks, Entries, OpenStep
 from .tracker.tracker import Update
 
-__all__ = ["Replay"]
-
 
 class Replay:
     """Runs tracking and loss of a call, and the writes at the end of a step, as CUDA graphs.

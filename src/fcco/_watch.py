@@ -21,11 +21,6 @@ from .previous import parameters_of
 from .terms import AbstractTerm, CVaRTerm, GroupWeights
 from .tracker import Blocks, Entries
 
-__all__ = [
-    "FAULTS", "MIN_WAIT", "WINDOW", "FirstCalls", "Loop", "Losses", "UsageWarning",
-    "sequence_number", "warn",
-]  # fmt: skip
-
 # So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
 # the ascent steps of SAM, or weights that were swapped for an evaluation.
 MOVES = 20

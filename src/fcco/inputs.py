@@ -13,10 +13,6 @@ from ._distributed import Group, sum_over_ranks
 from .index import Memberships, check_range, read_index
 from .tracker import NonFiniteValue
 
-__all__ = [
-    "ONLY", "Index", "Measured", "mean_loss", "parse", "rows_by_block", "split", "term_name",
-]  # fmt: skip
-
 Index = Any
 """Block of each entry: a tensor, an array or a list. Or all blocks of each sample: a boolean matrix
 with a column per block, or a list of lists. With several terms a dict of these."""

@@ -9,20 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Array",
-    "Number",
-    "Numbers",
-    "Tensors",
-    "Views",
-    "concatenate",
-    "finite",
-    "per_row",
-    "tensor",
-    "view",
-    "where",
-]
-
 Array = Any
 """A NumPy array or a tensor."""
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from .arrays import Array, Number, where
 
-__all__ = ["mean_of_worst", "slopes", "threshold", "width_at_first"]
-
 
 def slopes(
     u: Array, s: Number, ratio: Number, smoothing: Number, kink: Number, blocks: Number

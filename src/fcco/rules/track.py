@@ -43,22 +43,6 @@ from torch import Tensor
 
 from .arrays import Array, Number, where
 
-__all__ = [
-    "Formula",
-    "Pooled",
-    "Rows",
-    "Statistics",
-    "Track",
-    "Visit",
-    "automatic_width",
-    "best_gamma",
-    "correction_weight",
-    "log_track",
-    "theory_correction",
-    "track",
-    "value_of",
-]
-
 HORIZON = 100
 """Visits of a block that its own statistics look back."""
 

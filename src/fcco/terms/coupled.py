@@ -18,8 +18,6 @@ from ..tracker import InnerTracker, OpenStep, Tracked
 from .base import AbstractTerm
 from .limits import ConstraintTerm
 
-__all__ = ["CoupledTerm", "OuterTerm", "as_lambda", "block_mean", "widest"]
-
 
 def block_mean(
     outer: AbstractOuter, excess: Tensor, blocks: int | Tensor, present: Tensor | None = None

@@ -18,8 +18,6 @@ from ..rules.arrays import view
 from ..tracker import InnerTracker, OpenStep, Tracked
 from .coupled import OuterTerm
 
-__all__ = ["CVaRTerm"]
-
 
 class CVaRTerm(OuterTerm):
     r"""CVaR of the inner values, with its threshold s kept as state.

@@ -25,10 +25,6 @@ from .._distributed import Group, gather_rows
 from ..rules.arrays import Array, Number, concatenate, finite, per_row, tensor, view
 from ..rules.track import value_of
 
-__all__ = [
-    "Batch", "Blocks", "Entries", "OpenStep", "Tracked", "carrier_counts", "over_ranks", "segment",
-]  # fmt: skip
-
 _EXACT_ADDITIONS = 4096
 """Above so many entries a float32 sum is accumulated in float64: long float32 sums lose their
 digits (the mean of 2^25 entries of 0.1 would be 0.0625)."""

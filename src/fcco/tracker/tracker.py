@@ -22,9 +22,6 @@ from ..rules.arrays import Array, Views, per_row, tensor, view
 from ..rules.track import Formula, Pooled, Rows, Statistics, Track, Visit
 from .blocks import Batch, Blocks, Entries, OpenStep, Tracked, carrier_counts, over_ranks
 
-__all__ = ["InnerTracker", "NonFiniteValue", "Update"]
-
-
 SORTED = 100_000
 """Of more blocks, those of a batch are found by sorting; up to so many, counting is faster."""
 
