@@ -1,7 +1,7 @@
-"""The user's training loop, as an objective sees it.
+"""Detects common mistakes in a training loop and warns once for each.
 
-A loop that does not do what its author meant is told so once. Nothing here looks at the value of a
-tensor that may be on a GPU: versions, flags, ages of graph nodes and ids on the host are free.
+Nothing here reads the value of a tensor that may be on a GPU: versions, flags, ages of graph nodes
+and ids on the host are free.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _without_gradient(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """The user's training loop, as an objective sees it; what looks wrong is said once."""
+    """State of the user's training loop between two steps of the optimizer."""
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
@@ -153,8 +153,8 @@ class Loop:
     def _names(self) -> str:
         return " and ".join(type(each).__name__ for each in self.optimizers)
 
-    def returns(self, loss: Tensor, updating: bool) -> None:
-        """Watch what becomes of a loss of the training, or of an evaluation."""
+    def watch_loss(self, loss: Tensor, updating: bool) -> None:
+        """Watch whether a loss of the training, or of an evaluation, is differentiated."""
         losses = self.losses
         if not updating:
             if loss.requires_grad:
@@ -170,15 +170,15 @@ class Loop:
     def _differentiated_in_eval(self, _: Tensor) -> None:
         self.from_eval = True
 
-    def none_was_used(self, one_rank: bool) -> bool:
-        """Note losses that were dropped; whether the open step is one of such alone."""
+    def all_losses_dropped(self, one_rank: bool) -> bool:
+        """Count dropped losses; return whether the open step has no others."""
         losses = self.losses
         self._note_unused(losses.dropped)
         losses.watched, losses.dropped = losses.watched - losses.dropped, 0
         # One rank must not undo what others keep.
         return one_rank and not (losses.used or losses.trained)
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """A step of an optimizer was made."""
         from_eval, self.from_eval = self.from_eval, False
         if from_eval and self.calls == 0:
@@ -186,7 +186,7 @@ class Loop:
         if self.losses.watched > self.losses.used:
             self._note_unused(self.losses.watched - self.losses.used)
 
-    def moved(self, by_optimizer: bool) -> None:
+    def on_parameters_changed(self, by_optimizer: bool) -> None:
         """The parameters have changed between two calls; `by_optimizer`: inside its step."""
         if by_optimizer:
             self.calls = self.moves = 0
@@ -195,8 +195,8 @@ class Loop:
         if self.moves == MOVES and self.listening:
             self._say("moves")
 
-    def waited(self) -> None:
-        """There were many calls without a step."""
+    def on_many_calls_without_step(self) -> None:
+        """Warn if calls without a step mean that gradients are thrown away."""
         why = self.losses.cleared or self.calls == MAX_WAIT
         if why and self.listening and "moves" not in self.said:
             self._say("waited")
@@ -285,7 +285,7 @@ class FirstCalls:
         for name, (blocks, has_gradient) in (each for call in calls for each in call.items()):
             if has_gradient:
                 self.moving.add(name)
-            self.overlapping = self.overlapping or blocks.rows is not None
+            self.overlapping = self.overlapping or blocks.sample_of_entry is not None
             if name not in self.visits:
                 continue
             ids: Any = blocks.index

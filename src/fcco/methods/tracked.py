@@ -16,11 +16,11 @@ from ..previous import unwrap
 from ..terms import DualTerm, GroupWeights, MultiplierTerm
 from ..terms.coupled import as_lambda
 from ..tracker import InnerTracker
-from .settings import Auto, Penalty, Problem, Tracked
+from .settings import Auto, Penalty, Problem, TrackedSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Multipliers(Tracked):
+class Multipliers(TrackedSettings):
     r"""The method of multipliers in units of the measured noise; nothing needs to be set.
 
     .. math::
@@ -353,7 +353,7 @@ class Alexr2(Penalty):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ooa(Tracked):
+class Ooa(TrackedSettings):
     r"""OOA: online group DRO, plain or with CVaR; weights by mirror ascent, then descent on w.
 
     .. math::

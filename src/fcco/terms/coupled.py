@@ -56,8 +56,8 @@ def as_lambda(call: str, outer: AbstractOuter, smoothing: Smoothing) -> Schedule
 class OuterTerm(AbstractTerm):
     r"""A term with an outer function f, smoothed or not.
 
-    With `smoothing="auto"` the rounded kink is as wide as the estimates are wrong and as a value
-    drifts in 128 steps, see docs/concepts/smoothing.md:
+    With `smoothing="auto"` the width of the rounded kink is 4 standard errors of the estimates plus
+    the drift of a value in 128 steps, see docs/concepts/smoothing.md:
 
     .. math::
         \lambda\cdot\text{jump} = 4\,\text{error of } u \text{ by noise}
@@ -108,7 +108,7 @@ class OuterTerm(AbstractTerm):
 
     @property
     def smoothing(self) -> Any:
-        """The current lambda; with `"auto"` a tensor where the state is on a GPU: nobody waits."""
+        """The current lambda; an automatic one is kept as a tensor on a GPU: no synchronisation."""
         width = self.width
         if width is None:
             return self.smoothing_at(self.step)
@@ -134,7 +134,7 @@ class OuterTerm(AbstractTerm):
             return None
         pooled = step.updates[self.tracker].rows.pooled
         width, known = automatic_width(pooled, self.reach, self._widest)
-        if at_first is not None and isinstance(width, Tensor):  # to look would make the host wait
+        if at_first is not None and isinstance(width, Tensor):  # branch-free
             width = torch.where(known, width, at_first())
         elif at_first is not None and not known:
             width = float(at_first())
@@ -147,7 +147,7 @@ class OuterTerm(AbstractTerm):
 
     def smoothed_by(self, smoothing: float) -> AbstractOuter:
         """f_lambda, or f itself when lambda is 0; the last one is kept."""
-        if isinstance(smoothing, Tensor):  # to compare it would make the host wait
+        if isinstance(smoothing, Tensor):  # a comparison would synchronise with the device
             return MoreauEnvelope(self.outer, smoothing)  # type: ignore[arg-type]
         if self._smoothed is None or self._smoothed[0] != smoothing:
             # The envelope refuses a negative lambda, or one above 1/weak_convexity.
