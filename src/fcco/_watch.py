@@ -21,12 +21,11 @@ from .previous import parameters_of
 from .terms import AbstractTerm, CVaRTerm, GroupWeights
 from .tracker import Blocks, Entries
 
-# So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
-# the ascent steps of SAM, or weights that were swapped for an evaluation.
+# Changes of the parameters without a step of the optimizer, after which a warning is due. Fewer may
+# be the ascent steps of SAM, or weights that were swapped for an evaluation.
 MOVES = 20
-# After so many calls without a step it is asked why: at the first, whether gradients are
-# accumulated (over hundreds of calls, perhaps) or thrown away (a few times by a `GradScaler`); the
-# second is too long for anything.
+# Calls without a step after which a warning is due: at the first if gradients are thrown away (more
+# often than by a `GradScaler`), not if they are accumulated; at the second in any case.
 MIN_WAIT, MAX_WAIT = 20, 1000
 WINDOW, _LOOKS = 10, 100  # calls between two looks at what was noted of them, and looks
 _NODES = 20_000  # of a graph that are looked at, at most
@@ -322,7 +321,7 @@ class FirstCalls:
 
 
 def _is_of_groups(term: AbstractTerm) -> bool:
-    """Whether groups shall come equally often; with "batch" weights they count as they come."""
+    """Whether groups should be sampled equally often; not with "batch" weights."""
     weights = isinstance(term, GroupWeights) and term.scaling == "unbiased"
     return weights or isinstance(term, CVaRTerm)
 

@@ -58,7 +58,6 @@ class CVaRTerm(OuterTerm):
         # f is for the checks of lambda and for reports; `loss` uses the closed form.
         super().__init__(Hinge(1 / ratio), tracker, smoothing)
         self.ratio, self.reach = ratio, 1 / ratio
-        # The s of the last step, which others read, is not known before the first.
         self._ahead = tracker.read == "old" and not self.automatic  # s is found a step ahead
         self.branch_free = not self._ahead and (
             self.automatic or not callable(self.smoothing_schedule)
@@ -76,21 +75,21 @@ class CVaRTerm(OuterTerm):
         u, step, ratio, tracker = tracked.u, tracked.step, self.ratio, self.tracker
         if u.shape[0] == 0:
             return tracked.as_loss(0.0, u)
-        known = self._known(step)
+        latest = self._latest(step)
         if step is None:
             after, smoothing = (u, None), self.smoothing
-            s, tie_slope = known or rules.threshold(u, ratio, smoothing)
+            s, tie_slope = latest or rules.threshold(u, ratio, smoothing)
         else:
             # u_i and which of them count: after the step, and as the gradient reads them.
             table = after = tracker.table_with(step)
-            if tracker.read == "old" and (known is None or not self._ahead):
+            if tracker.read == "old" and (latest is None or not self._ahead):
                 table = tracker.table_with(step, tracked)
             width = self.width_of(step, partial(rules.width_at_first, *table, ratio))
             smoothing = self.smoothing if width is None else width * ratio
-            if known is None or not self._ahead:
-                start = None if known is None else known[0]
-                known = rules.threshold(table[0], ratio, smoothing, table[1], start=start)
-            s, tie_slope = following = step.notes[self] = known
+            if latest is None or not self._ahead:
+                start = None if latest is None else latest[0]
+                latest = rules.threshold(table[0], ratio, smoothing, table[1], start=start)
+            s, tie_slope = following = step.notes[self] = latest
             if self._ahead:
                 smoothing_then = self.smoothing_at(step.updates[tracker].number)
                 following = rules.threshold(after[0], ratio, smoothing_then, after[1], start=s)
@@ -99,11 +98,8 @@ class CVaRTerm(OuterTerm):
         slope = rules.slopes(u, s, ratio, smoothing, tie_slope, blocks)
         return tracked.as_loss(rules.mean_of_worst(after[0], ratio, after[1]), slope)
 
-    def _known(self, step: OpenStep | None) -> tuple[Any, Any] | None:
-        """The s of an earlier call of the open step, or the s kept; None before the first.
-
-        With the slope at u_i = s.
-        """
+    def _latest(self, step: OpenStep | None) -> tuple[Any, Any] | None:
+        """s and the slope at u_i = s, from an earlier call of the step or kept; None at first."""
         if step is not None and self in step.notes:
             return step.notes[self]
         found = self._views.found

@@ -112,7 +112,7 @@ class InnerTracker(KeepsPrecision):
         measure: estimate the noise and the lag of u from the batches, see `error()`; on by default
             for group losses and constraints.
         on_nonfinite: `"raise"` refuses a NaN or infinite value before anything changes; on a GPU,
-            where to look would make the host wait, such a block keeps its value and a later call
+            to avoid a synchronisation, such a block keeps its value and a later call
             raises. `"skip"` drops such entries and counts them in `skipped`; their gradient is
             zero where it enters your graph, where 0 * NaN may still be NaN.
         dtype: precision of u, single or double; never narrowed by `.to(...)`.
@@ -826,7 +826,7 @@ class ErrorEstimate(KeepsPrecision):
 
 
 class LateCheck:
-    """Notice bad values and ids without making the host wait for the device.
+    """Detects bad values and ids without a device synchronisation.
 
     Reading a number from a GPU waits for everything before it, and the GPU then idles until new
     work arrives. Here flags are copied beside the computation and looked at in a later step.
