@@ -99,7 +99,7 @@ class CVaRTerm(OuterTerm):
         return tracked.as_loss(rules.mean_of_worst(after[0], ratio, after[1]), slope)
 
     def _latest(self, step: OpenStep | None) -> tuple[Any, Any] | None:
-        """s and the slope at u_i = s, from an earlier call of the step or kept; None at first."""
+        """The s of an earlier call of the step, or the kept one, and its slope; None at first."""
         if step is not None and self in step.notes:
             return step.notes[self]
         found = self._views.found
