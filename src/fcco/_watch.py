@@ -123,7 +123,7 @@ def _without_gradient(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """State of the user's training loop between two steps of the optimizer."""
+    """What an objective notes of the user's training loop; warns once for each fault."""
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]

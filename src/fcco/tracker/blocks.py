@@ -277,8 +277,8 @@ class OpenStep:
     def write(self, owner: Any, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function when the step ends; a later call for the same owner takes its place.
 
-        Calling the function twice with these arguments must be the same as calling it once: after
-        an interrupt all writes are repeated, and a CUDA graph may be recorded while they run.
+        To write twice must be to write once: all writes are repeated after an interrupt, and where
+        they turn out not to fit into a CUDA graph.
         """
         self.writes[owner] = (function, arguments)
 

@@ -112,9 +112,9 @@ class InnerTracker(KeepsPrecision):
         measure: estimate the noise and the lag of u from the batches, see `error()`; on by default
             for group losses and constraints.
         on_nonfinite: `"raise"` refuses a NaN or infinite value before anything changes; on a GPU,
-            to avoid a synchronisation, such a block keeps its value and a later call
-            raises. `"skip"` drops such entries and counts them in `skipped`; their gradient is
-            zero where it enters your graph, where 0 * NaN may still be NaN.
+            to avoid a synchronisation, such a block keeps its value and a later call raises.
+            `"skip"` drops such entries and counts them in `skipped`; their gradient is zero where
+            it enters your graph, where 0 * NaN may still be NaN.
         dtype: precision of u, single or double; never narrowed by `.to(...)`.
         device: where the buffers live at first.
 
