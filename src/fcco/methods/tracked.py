@@ -388,6 +388,7 @@ class Ooa(TrackedSettings):
     word = "ooa"
 
     def term(self, problem: Problem) -> GroupWeights:
+        _checks.positive(self.word, "step", self.step)
         tracker = InnerTracker(
             problem.number, gamma=1.0, correction=0.0, read="new", **self.table(problem.model)
         )
