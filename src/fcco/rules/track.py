@@ -296,7 +296,7 @@ class Pooled(NamedTuple):
         misfit = (steps == 2) * (self.squared_innovation > 100 * new[1]) * some
         weight = misfit + (1 - misfit) * weight
         means = [old + weight * (now - old) for old, now in zip(self[:6], new, strict=True)]
-        found = Pooled(*means, steps, self.gain)
+        found = Pooled(*[*means, steps, self.gain])
         if automatic:
             best = best_gamma(*found.noise_and_drift())
             found = found._replace(gain=self.gain + (best - self.gain) * some / POOLED_HORIZON)
