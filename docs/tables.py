@@ -2,9 +2,9 @@
 
     python docs/tables.py
 
-A table follows a line `<!-- methods: COLUMN | COLUMN -->`, whose columns are facts of the registry,
-or `<!-- table: NAME -->` with a name of `TABLES`. `tests/test_methods.py` finds one that is not up
-to date.
+A table follows a line `<!-- methods: COLUMN | COLUMN -->`, whose columns are facts of the
+registry, or `<!-- table: NAME -->` with a name of `TABLES`. `tests/test_methods.py` finds a table
+that is not up to date.
 """
 
 from __future__ import annotations
@@ -110,5 +110,5 @@ def renewed(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(renewed(page.read_text()))
+    for each in PAGES:
+        each.write_text(renewed(each.read_text()))

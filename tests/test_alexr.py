@@ -183,7 +183,7 @@ def test_the_rule_is_the_prox_of_the_conjugate(case: OuterCase, alpha=0.8):
         12, case.size, gamma=1.0, correction=0.0, read="new", dtype=DOUBLE
     )
     term = DualTerm(case.outer, tracker, alpha)
-    term.ascent.copy_(v)
+    term.dual_point.copy_(v)
     tracker.seen.fill_(True)
     at = term.point_at(after := term.ascend(ahead, torch.arange(12)))
     after = term.dual_at(after)

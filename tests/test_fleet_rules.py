@@ -151,11 +151,6 @@ def test_terms_without_a_rule_are_refused():
     refused("one term, but Compositional", optimizer, both)
     optimizer = sgd(model, 0.1)
     term = fcco.terms.CoupledTerm(
-        fcco.outer.Hinge(), fcco.tracker.ema_tracker(4, offset=torch.ones(4))
-    )
-    refused("offset", optimizer, fcco.Compositional(model, optimizer, term))
-    optimizer = sgd(model, 0.1)
-    term = fcco.terms.CoupledTerm(
         fcco.outer.LogMeanExp(1.0), fcco.tracker.ema_tracker(4, log_space=True)
     )
     refused("log_space", optimizer, fcco.Compositional(model, optimizer, term))

@@ -152,7 +152,7 @@ def test_programs_find_the_same(build, rows, record, monkeypatch):
 
 @pytest.fixture
 def on_device(monkeypatch):
-    """Tensors of the CPU take the way of a GPU."""
+    """Tensors on the CPU stay tensors, as on a GPU."""
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
     monkeypatch.setattr(Captured, "_replayed", traced)
 

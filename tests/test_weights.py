@@ -323,7 +323,7 @@ def test_logistic_regression_ends_within_two_percent_of_cvxpy(geometry):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"step": 0.0}, r"`GroupWeights\(step=...\)` must be positive"),
+        ({"step": 0.0}, r"`ooa\(step=...\)` must be positive"),
         ({"ratio": 0.0}, r"`GroupWeights\(ratio=...\)` must lie in \(0.0, 1.0\]"),
         ({"ratio": 1.5}, r"`GroupWeights\(ratio=...\)` must lie in"),
         ({"geometry": "l1"}, r"`GroupWeights\(geometry=...\)` must be one of 'kl', 'euclidean'"),

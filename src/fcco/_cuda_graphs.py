@@ -17,8 +17,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["CAPTURE", "Captured", "Packed"]
-
 CAPTURE = True
 """False launches the operations one by one, with the same results."""
 
@@ -83,7 +81,7 @@ class Captured:
 
     Arguments that are no tensors are constants of a graph: another one is recorded when they
     change. Other tensors may be read and written in place, as long as they stay where they are;
-    to write twice must be to write once.
+    calling the function twice must write the same as calling it once.
 
     Args:
         function: returns a tree of tensors and constants.
@@ -168,7 +166,7 @@ class Captured:
 
 
 def capturing() -> bool:
-    """Whether the user records this very code."""
+    """Whether the current stream is being captured, by the user's own CUDA graph."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 

@@ -16,8 +16,6 @@ from .terms import AbstractTerm
 from .tracker import Blocks, Entries, OpenStep
 from .tracker.tracker import Update
 
-__all__ = ["Replay"]
-
 
 class Replay:
     """Runs tracking and loss of a call, and the writes at the end of a step, as CUDA graphs.
@@ -75,14 +73,14 @@ class Replay:
 
         `given` holds four arguments for each term: name, values, ids or None, number of the step.
         """
-        known = dict[Any, Any]()
-        step, lasts = OpenStep(known=known), {} if last is None else last.tree()[1]
+        counters = dict[Any, Any]()
+        step, lasts = OpenStep(counters=counters), {} if last is None else last.tree()[1]
         if before is not None:
             self._fill(step, before)
         tracked, leaves = {}, []
         for name, fresh, ids, number in zip(*(given[k::4] for k in range(4)), strict=True):
             tracker = self._terms[name].tracker
-            known[tracker] = (lasts[name][0] if name in lasts else None, number)
+            counters[tracker] = (lasts[name][0] if name in lasts else None, number)
             every = tracker.blocks(None)
             blocks = every if ids is None else Blocks(len(ids), None, ids, None)  # type: ignore[arg-type]
             leaves.append(fresh.detach().requires_grad_())
@@ -95,17 +93,17 @@ class Replay:
         for name, term in self._terms.items():
             if term.tracker in step.updates:
                 update = step.updates[term.tracker]._replace(number=None)
-                changed[name] = (update, step.writes.get(term), step.losses.get(term))
+                changed[name] = (update, step.writes.get(term), step.notes.get(term))
         return [total.detach(), *slopes], changed
 
     def _fill(self, step: OpenStep, packed: Packed) -> None:
-        for name, (update, write, sums) in packed.tree()[1].items():
+        for name, (update, write, note) in packed.tree()[1].items():
             term = self._terms[name]
             step.updates[term.tracker] = update
             if write is not None:
                 step.writes[term] = write
-            if sums is not None:
-                step.losses[term] = sums
+            if note is not None:
+                step.notes[term] = note
 
     def unpack(self, step: OpenStep) -> None:
         """Turn the results of earlier calls into ordinary updates, for a call without a graph."""
@@ -123,7 +121,7 @@ class Replay:
             tracker = self._terms[name].tracker
             update = functools.partial(_update_of, name, packed)
             blocks, good = found.part(2 * k), found.part(2 * k + 1)
-            tracker.stepped(step.numbers[tracker], blocks, good, update)
+            tracker.record_step(step.numbers[tracker], blocks, good, update)
 
     def _step(self, packed: Packed) -> list[Any]:
         """The recorded function: write; return B1 and the finiteness flags of each term."""

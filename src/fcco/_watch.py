@@ -1,7 +1,7 @@
-"""The user's training loop, as an objective sees it.
+"""Detects common mistakes in a training loop and warns once for each.
 
-A loop that does not do what its author meant is told so once. Nothing here looks at the value of a
-tensor that may be on a GPU: versions, flags, ages of graph nodes and ids on the host are free.
+Nothing here reads the value of a tensor that may be on a GPU: versions, flags, ages of graph nodes
+and ids on the host are free.
 """
 
 from __future__ import annotations
@@ -21,17 +21,11 @@ from .previous import parameters_of
 from .terms import AbstractTerm, CVaRTerm, GroupWeights
 from .tracker import Blocks, Entries
 
-__all__ = [
-    "FAULTS", "MIN_WAIT", "WINDOW", "FirstCalls", "Loop", "Losses", "UsageWarning",
-    "sequence_number", "warn",
-]  # fmt: skip
-
-# So many changes of the parameters without a step of the optimizer are no accident. Fewer may be
-# the ascent steps of SAM, or weights that were swapped for an evaluation.
+# Changes of the parameters without a step of the optimizer, after which a warning is due. Fewer may
+# be the ascent steps of SAM, or weights that were swapped for an evaluation.
 MOVES = 20
-# After so many calls without a step it is asked why: at the first, whether gradients are
-# accumulated (over hundreds of calls, perhaps) or thrown away (a few times by a `GradScaler`); the
-# second is too long for anything.
+# Calls without a step after which a warning is due: at the first if gradients are thrown away (more
+# often than by a `GradScaler`), not if they are accumulated; at the second in any case.
 MIN_WAIT, MAX_WAIT = 20, 1000
 WINDOW, _LOOKS = 10, 100  # calls between two looks at what was noted of them, and looks
 _NODES = 20_000  # of a graph that are looked at, at most
@@ -129,7 +123,7 @@ def _without_gradient(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """The user's training loop, as an objective sees it; what looks wrong is said once."""
+    """What an objective notes of the user's training loop; warns once for each fault."""
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
@@ -158,8 +152,8 @@ class Loop:
     def _names(self) -> str:
         return " and ".join(type(each).__name__ for each in self.optimizers)
 
-    def returns(self, loss: Tensor, updating: bool) -> None:
-        """Watch what becomes of a loss of the training, or of an evaluation."""
+    def watch_loss(self, loss: Tensor, updating: bool) -> None:
+        """Watch whether a loss of the training, or of an evaluation, is differentiated."""
         losses = self.losses
         if not updating:
             if loss.requires_grad:
@@ -175,15 +169,15 @@ class Loop:
     def _differentiated_in_eval(self, _: Tensor) -> None:
         self.from_eval = True
 
-    def none_was_used(self, one_rank: bool) -> bool:
-        """Note losses that were dropped; whether the open step is one of such alone."""
+    def all_losses_dropped(self, one_rank: bool) -> bool:
+        """Count dropped losses; return whether the open step has no others."""
         losses = self.losses
         self._note_unused(losses.dropped)
         losses.watched, losses.dropped = losses.watched - losses.dropped, 0
         # One rank must not undo what others keep.
         return one_rank and not (losses.used or losses.trained)
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """A step of an optimizer was made."""
         from_eval, self.from_eval = self.from_eval, False
         if from_eval and self.calls == 0:
@@ -191,7 +185,7 @@ class Loop:
         if self.losses.watched > self.losses.used:
             self._note_unused(self.losses.watched - self.losses.used)
 
-    def moved(self, by_optimizer: bool) -> None:
+    def on_parameters_changed(self, by_optimizer: bool) -> None:
         """The parameters have changed between two calls; `by_optimizer`: inside its step."""
         if by_optimizer:
             self.calls = self.moves = 0
@@ -200,8 +194,8 @@ class Loop:
         if self.moves == MOVES and self.listening:
             self._say("moves")
 
-    def waited(self) -> None:
-        """There were many calls without a step."""
+    def on_many_calls_without_step(self) -> None:
+        """Warn if calls without a step mean that gradients are thrown away."""
         why = self.losses.cleared or self.calls == MAX_WAIT
         if why and self.listening and "moves" not in self.said:
             self._say("waited")
@@ -290,7 +284,7 @@ class FirstCalls:
         for name, (blocks, has_gradient) in (each for call in calls for each in call.items()):
             if has_gradient:
                 self.moving.add(name)
-            self.overlapping = self.overlapping or blocks.rows is not None
+            self.overlapping = self.overlapping or blocks.sample_of_entry is not None
             if name not in self.visits:
                 continue
             ids: Any = blocks.index
@@ -327,7 +321,7 @@ class FirstCalls:
 
 
 def _is_of_groups(term: AbstractTerm) -> bool:
-    """Whether groups shall come equally often; with "batch" weights they count as they come."""
+    """Whether groups should be sampled equally often; not with "batch" weights."""
     weights = isinstance(term, GroupWeights) and term.scaling == "unbiased"
     return weights or isinstance(term, CVaRTerm)
 

@@ -13,10 +13,6 @@ from ._distributed import Group, sum_over_ranks
 from .index import Memberships, check_range, read_index
 from .tracker import NonFiniteValue
 
-__all__ = [
-    "ONLY", "Index", "Measured", "mean_loss", "parse", "rows_by_block", "split", "term_name",
-]  # fmt: skip
-
 Index = Any
 """Block of each entry: a tensor, an array or a list. Or all blocks of each sample: a boolean matrix
 with a column per block, or a list of lists. With several terms a dict of these."""
@@ -66,14 +62,14 @@ def parse(
             f"by name but are: {type(values).__name__}."
             + (" Write `torch.stack(values)`." if isinstance(values, (list, tuple)) else "")
         )
-    known = {name: k for k, name in enumerate(names or ())}
-    unknown = [name for name in values if name not in known]
+    ids = {name: k for k, name in enumerate(names or ())}
+    unknown = [name for name in values if name not in ids]
     if unknown or not values:
-        near = meant(str(unknown[0]), known) if unknown else ""
+        hint = meant(str(unknown[0]), ids) if unknown else ""
         raise ValueError(
             f"The values{term_name(term)} are given for {unknown or 'no name'}, but the names are: "
-            f"{', '.join(known) or 'not given (pass names=... or a tensor)'}"
-            + (f" ({near})." if near else ".")
+            f"{', '.join(ids) or 'not given (pass names=... or a tensor)'}"
+            + (f" ({hint})." if hint else ".")
         )
     parts = [parse(name, None, value)[:2] for name, value in values.items()]
     for name, part in zip(values, parts, strict=True):
@@ -86,7 +82,7 @@ def parse(
     tracked = torch.stack([value for value, _ in parts])
     apart = any(surrogate is not None for _, surrogate in parts)
     carriers = [value if surrogate is None else surrogate for value, surrogate in parts]
-    index = torch.tensor([known[name] for name in values])
+    index = torch.tensor([ids[name] for name in values])
     return tracked, torch.stack(carriers) if apart else None, index
 
 

@@ -311,7 +311,7 @@ class Compositional(CheckedState):
             state.open = step
             loop.losses.made += 1
         if loop.losses.made > 1 or loop.several or not updating:
-            loop.returns(combined, updating)
+            loop.watch_loss(combined, updating)
         return combined
 
     def _find_replay(self) -> Any:
@@ -351,7 +351,7 @@ class Compositional(CheckedState):
                 result[name] = None
                 continue
             result[name] = found = term.tracker.blocks(ids, later)
-            if found.rows is not None and not term.overlapping:
+            if found.sample_of_entry is not None and not term.overlapping:
                 raise ValueError(
                     f"`{type(term).__name__}` needs the one block of each entry as `index`, "
                     "integers of shape (E,), not a matrix or lists of the blocks of each sample."
@@ -531,7 +531,7 @@ class Compositional(CheckedState):
         | another change: the first step of SAM, to be undone before the real one | is dropped |
         """
         state, loop, previous = self._step, self._loop, self.previous
-        if loop.losses.dropped and loop.none_was_used(one_rank):  # before anything is pooled
+        if loop.losses.dropped and loop.all_losses_dropped(one_rank):  # before anything is pooled
             self._give_up()
             state.version = None
         groups = [group["params"] for each in self._optimizers for group in each.param_groups]
@@ -540,11 +540,11 @@ class Compositional(CheckedState):
         there, state.version = state.version, here
         loop.calls += 1
         if loop.calls >= MIN_WAIT:
-            loop.waited()
+            loop.on_many_calls_without_step()
         if there is None or there[0] == here[0]:
             return
         closure = there[1] != snapshots
-        loop.moved(by_optimizer=closure or state.running)
+        loop.on_parameters_changed(by_optimizer=closure or state.running)
         if closure or (previous is None and (state.running or not state.made)):
             # w_{t-1} is where the open step was evaluated (L-BFGS, or parameters that are changed
             # by hand): it counts as a step.
@@ -565,7 +565,7 @@ class Compositional(CheckedState):
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         state, loop = self._step, self._loop
         if loop.several or loop.from_eval:
-            loop.stepped()
+            loop.on_step()
         state.running, state.made = False, True
         self._finish()
         loop.calls = loop.moves = 0

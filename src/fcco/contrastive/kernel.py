@@ -30,8 +30,6 @@ from torch.autograd.function import once_differentiable
 from .. import _checks
 from .._distributed import Group, find_group, gather_rows, row_counts
 
-__all__ = ["compute_dtype", "log_means"]
-
 # Numbers in a temporary without `chunk`: 64 MiB in float32, enough to keep a GPU busy.
 _BLOCK = 2**24
 

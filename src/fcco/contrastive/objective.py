@@ -18,8 +18,6 @@ from ..terms import AbstractTerm, BlockParameters
 from ..tracker import Batch, InnerTracker, Tracked, for_model, value_of
 from .kernel import compute_dtype, log_means
 
-__all__ = ["ContrastiveTerm", "GlobalContrastive"]
-
 TEMPERATURES = (0.005, 1.0)
 """The interval of individual temperatures."""
 

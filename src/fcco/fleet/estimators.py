@@ -107,11 +107,10 @@ class Tracking:
     @classmethod
     def reading(cls, tracker: InnerTracker, numbers: Numbers, state: State, *own: Any) -> Parts:
         """The estimator with its `own` fields; what is the tracker's joins numbers and state."""
-        kept = (tracker.refresh_every, tracker.offset, tracker.on_nonfinite, tracker.log_space)
-        if kept != (None, None, "raise", False):
+        kept = (tracker.refresh_every, tracker.on_nonfinite, tracker.log_space)
+        if kept != (None, "raise", False):
             raise Unsupported(
-                "A fleet has no tracker with `refresh_every`, `offset`, `log_space` or "
-                "`on_nonfinite='skip'`."
+                "A fleet has no tracker with `refresh_every`, `log_space` or `on_nonfinite='skip'`."
             )
         rule, of_rule = take_numbers(tracker.rule, "")
         tables = tracker.views
@@ -216,8 +215,8 @@ class Coupled(Tracking):
 class CVaR(Tracking):
     """CVaR of tracked values with its threshold s, see `fcco.terms.CVaRTerm`.
 
-    A `CVaRTerm` moves s when a step is over, here that happens at the start of the next one: the
-    values are the same, and so is the lambda that a schedule gives.
+    With `read="old"` a `CVaRTerm` finds s at the end of a step, this at the start of the next one,
+    from the same u_i and the same lambda: they agree only while s depends on these alone.
     """
 
     automatic: bool  # lambda follows the error of u
@@ -233,21 +232,21 @@ class CVaR(Tracking):
 
         def threshold(smoothing: Any) -> tuple[Any, Any]:
             # In double precision: the rank of s is r times a number of blocks, rounded up.
-            s, kink = cvar.threshold(u, run.exact["ratio"], smoothing, counted)
-            return s, kink.to(u)
+            s, tie_slope = cvar.threshold(u, run.exact["ratio"], smoothing, counted)
+            return s, tie_slope.to(u)
 
         if self.automatic:
             width, known = self.width(run, 1 / ratio)
             first = cvar.width_at_first(u, counted, ratio)  # so that all groups count alike
             smoothing: Any = torch.where(known, width, first) * ratio
-            s, kink = threshold(smoothing)
+            s, tie_slope = threshold(smoothing)
         else:
             if self.read == "old":
                 # As the last step left it; the first s is for what the first gradient reads.
                 counted = torch.where(before.isnan(), counted, run.state["seen"])
             smoothing = run.numbers["smoothing"] if run.data.smooth else 0.0
-            s, kink = by_smoothing(run, lambda: threshold(0.0), threshold)
-        slope = cvar.slopes(u, s, ratio, smoothing, kink, updated.blocks)
+            s, tie_slope = by_smoothing(run, lambda: threshold(0.0), threshold)
+        slope = cvar.slopes(u, s, ratio, smoothing, tie_slope, updated.blocks)
         return updated.estimate(slope, {"threshold": s})
 
 
@@ -260,7 +259,7 @@ class Weighted(Tracking):
 
     @classmethod
     def of(cls, term: GroupWeights) -> Parts:
-        numbers, state = {"ascent": term.rate, "cap": term.cap}, {"group_weights": term.weights}
+        numbers, state = {"rate": term.rate, "cap": term.cap}, {"group_weights": term.weights}
         return cls.reading(term.tracker, numbers, state, term.geometry, term.scaling)
 
     def gradient(self, run: Run) -> Estimate:
@@ -268,7 +267,7 @@ class Weighted(Tracking):
         came = updated.came
         came = torch.ones_like(weights, dtype=torch.bool) if came is None else came
         factor = group_weights.block_factor(self.scaling, len(weights), updated.blocks)
-        settings = (numbers["ascent"], numbers["cap"], self.geometry, factor)
+        settings = (numbers["rate"], numbers["cap"], self.geometry, factor)
         weights = group_weights.ascend(weights, updated.u, came, *settings)
         return updated.estimate(weights * factor, {"group_weights": weights})
 
@@ -294,7 +293,7 @@ class Multiplied(Tracking):
         sampling = table.new_full((), len(table)) / updated.blocks
         scales = scales.with_loss(updated.forward.loss.to(table))._replace(sampling=sampling)
         seen, statistics = state["seen"].to(table), (visit.statistics, visit.pooled)
-        shown = Constraints(visit.counted, table, visit.after, seen, *statistics, updated.came)  # type: ignore[arg-type]
+        shown = Constraints(visit.clipped, table, visit.after, seen, *statistics, updated.came)  # type: ignore[arg-type]
         rows, scales = multipliers.step(rows, targets, shown, scales, share, steps)
         changed = {**rows._asdict(), "scales": torch.stack(list(scales)), "steps": steps}
         return updated.estimate(slope * sampling, changed)

@@ -12,8 +12,6 @@ from torch import Tensor
 from .. import _checks
 from ..index import Memberships, check_range, read_index
 
-__all__ = ["HoldOut", "split_rows"]
-
 Ints = NDArray[np.int64]
 
 

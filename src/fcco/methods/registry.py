@@ -10,7 +10,7 @@ from .. import _checks
 from ..report import Table
 from . import tracked
 from .lagrangian import Icppac, Oss
-from .settings import Settings, Tracked
+from .settings import Settings, TrackedSettings
 from .switching import Ssg
 
 Use = Literal["groups", "limits", "general"]
@@ -106,7 +106,7 @@ def settings_of(call: str, word: str, given: Mapping[str, Any]) -> Settings:
 
 def _names(kind: type[Settings]) -> list[str]:
     # Those that many methods share come last.
-    shared = {field.name for field in dataclasses.fields(Tracked)}
+    shared = {field.name for field in dataclasses.fields(TrackedSettings)}
     return sorted((field.name for field in dataclasses.fields(kind)), key=shared.__contains__)
 
 

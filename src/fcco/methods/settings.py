@@ -53,7 +53,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tracked(Settings):
+class TrackedSettings(Settings):
     """Base of methods that keep a table of values; for the settings see `InnerTracker`."""
 
     on_nonfinite: Literal["raise", "skip"] = "raise"
@@ -67,7 +67,7 @@ class Tracked(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Penalty(Tracked):
+class Penalty(TrackedSettings):
     r"""Base of penalties :math:`\frac1m\sum_i f(g_i - \text{tolerance}_i)` of tracked values.
 
     Args:

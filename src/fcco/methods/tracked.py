@@ -16,11 +16,11 @@ from ..previous import unwrap
 from ..terms import DualTerm, GroupWeights, MultiplierTerm
 from ..terms.coupled import as_lambda
 from ..tracker import InnerTracker
-from .settings import Auto, Penalty, Problem, Tracked
+from .settings import Auto, Penalty, Problem, TrackedSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Multipliers(Tracked):
+class Multipliers(TrackedSettings):
     r"""The method of multipliers in units of the measured noise; nothing needs to be set.
 
     .. math::
@@ -353,7 +353,7 @@ class Alexr2(Penalty):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ooa(Tracked):
+class Ooa(TrackedSettings):
     r"""OOA: online group DRO, plain or with CVaR; weights by mirror ascent, then descent on w.
 
     .. math::
@@ -388,6 +388,7 @@ class Ooa(Tracked):
     word = "ooa"
 
     def term(self, problem: Problem) -> GroupWeights:
+        _checks.positive(self.word, "step", self.step)
         tracker = InnerTracker(
             problem.number, gamma=1.0, correction=0.0, read="new", **self.table(problem.model)
         )

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from .. import _checks
 
-__all__ = ["AbstractOuter", "MoreauEnvelope", "check_step", "clip", "derived", "numeric_prox"]
-
 derived: Any = property
 """A fact that follows from the parameters; a `property` that may replace a plain attribute."""
 

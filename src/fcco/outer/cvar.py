@@ -15,8 +15,6 @@ from torch import Tensor
 from .. import _checks
 from .base import AbstractOuter, check_step, clip
 
-__all__ = ["CVaR", "capped_threshold", "project_capped_simplex"]
-
 
 @dataclass(frozen=True)
 class CVaR(AbstractOuter):

@@ -12,8 +12,6 @@ from torch.nn.functional import relu
 from .. import _checks
 from .base import AbstractOuter, check_step, clip, derived
 
-__all__ = ["Absolute", "DeadZone", "Hinge", "OneSidedMCP", "TwoSidedHinge"]
-
 
 class _PiecewiseLinear(AbstractOuter):
     r"""scale [u - kink]_+ and, unless f is monotone, as much on the left: scale [-kink - u]_+.

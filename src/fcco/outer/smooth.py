@@ -16,8 +16,6 @@ from torch.nn.functional import relu
 from .. import _checks
 from .base import AbstractOuter, check_step, derived
 
-__all__ = ["ClassSeparation", "Discount", "Linear", "LogMeanExp", "Ratio", "SquaredHinge"]
-
 
 @dataclass(frozen=True)
 class SquaredHinge(AbstractOuter):

@@ -9,28 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Array",
-    "Number",
-    "Numbers",
-    "Tensors",
-    "Views",
-    "concatenate",
-    "finite",
-    "per_row",
-    "tensor",
-    "view",
-    "where",
-]
-
 Array = Any
 """A NumPy array or a tensor."""
 
 Number = Any
-"""A Python number, or a tensor where nobody shall wait for it: on a GPU, and in a fleet."""
+"""A Python number; on a GPU and in a fleet kept as a tensor to avoid a device synchronisation."""
 
 USE_NUMPY = True
-"""False lets tensors of the CPU take the way of a GPU, to test that."""
+"""False keeps tensors on the CPU as tensors, to test the code path of a GPU."""
 
 
 def view(tensor: Tensor) -> Array:

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from .arrays import Array, Number, where
 
-__all__ = ["mean_of_worst", "slopes", "threshold", "width_at_first"]
-
 
 def slopes(
-    u: Array, s: Number, ratio: Number, smoothing: Number, kink: Number, blocks: Number
+    u: Array, s: Number, ratio: Number, smoothing: Number, tie_slope: Number, blocks: Number
 ) -> Array:
     r"""The slopes of the estimate of CVaR from some blocks.
 
@@ -32,12 +30,12 @@ def slopes(
         s: the threshold.
         ratio: r.
         smoothing: lambda; a tensor may be 0 in some runs of a fleet.
-        kink: the subgradient at u_i = s without smoothing.
+        tie_slope: the subgradient at u_i = s without smoothing.
         blocks: B1, the number of blocks in the batch.
 
     Example:
         >>> import numpy as np
-        >>> slopes(np.array([1.0, 1.2, 3.0]), 1.0, 0.5, smoothing=0.5, kink=0.0, blocks=3) * 3
+        >>> slopes(np.array([1.0, 1.2, 3.0]), 1.0, 0.5, smoothing=0.5, tie_slope=0.0, blocks=3) * 3
         array([0. , 0.4, 2. ])
     """
     excess, share, cap = u - s, 1 / blocks, 1 / ratio
@@ -47,11 +45,11 @@ def slopes(
             most = cap * share
             return (excess * (share / smoothing)).clip(0 * most, most)
         zero = 0 * excess  # keeps the precision
-        return where(excess == 0, kink + zero, where(excess > 0, cap + zero, zero)) * share
+        return where(excess == 0, tie_slope + zero, where(excess > 0, cap + zero, zero)) * share
     hard = smoothing == 0
     slope = (excess / torch.where(hard, 1, smoothing)).clip(min=0)
     slope = torch.minimum(slope, cap + torch.zeros_like(excess))
-    hard_slope = torch.where(excess == 0, kink, (excess > 0).to(excess) * cap)
+    hard_slope = torch.where(excess == 0, tie_slope, (excess > 0).to(excess) * cap)
     return torch.where(hard, hard_slope, slope) * share
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from .. import _checks
 from ..outer import project_capped_simplex
 
-__all__ = ["Geometry", "Scaling", "ascend", "block_factor", "mirror_ascent", "project_kl_capped"]
-
 Geometry = Literal["kl", "euclidean"]
 Scaling = Literal["unbiased", "batch"]
 

@@ -7,15 +7,6 @@ from torch import Tensor
 
 from .arrays import Number
 
-__all__ = [
-    "envelope_gradient",
-    "proximal_step",
-    "proximal_value",
-    "pull_strength",
-    "regularised",
-    "running_average",
-]
-
 
 def proximal_step(z: Tensor, anchor: Tensor, gradient: Tensor, eta: Number, nu: Number) -> Tensor:
     r"""The inner update of ALEXR2 (Alg. 2, line 11).

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from .arrays import Number
 
-__all__ = ["decide", "noise_of_worst", "polyak_length"]
-
 
 def decide(excess: Tensor, threshold: Number) -> tuple[Tensor, Tensor, Tensor]:
     """The largest excess, whose it is, and whether it is at most the threshold eps_t.

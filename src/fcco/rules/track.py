@@ -43,22 +43,6 @@ from torch import Tensor
 
 from .arrays import Array, Number, where
 
-__all__ = [
-    "Formula",
-    "Pooled",
-    "Rows",
-    "Statistics",
-    "Track",
-    "Visit",
-    "automatic_width",
-    "best_gamma",
-    "correction_weight",
-    "log_track",
-    "theory_correction",
-    "track",
-    "value_of",
-]
-
 HORIZON = 100
 """Visits of a block that its own statistics look back."""
 
@@ -78,14 +62,14 @@ FEW, MIXED = 20, 8
 """Visits up to which the noise of a block is mixed with that of all, which counts as 8."""
 
 CLIP, EARLY = 100.0, 10
-"""A square that enters D and V counts up to 100 V, or 10^4 while V is the mean of few numbers,
-unless there was one as large before: in the same batch (then the model has moved), or in the same
-block (then it is a rare event)."""
+"""Squares are clipped to 100 V before they enter D and V (to 10^4 V while V is the mean of fewer
+than 10), unless a square as large came before: in the same batch (then the model has moved), or in
+the same block (then it is a rare event)."""
 
-FAR, NEAR = 900.0, 1e-5
-"""A value whose squared distance to u is beyond 900 V counts as one that is just so far. If two in
-a row are and fit each other, the level has changed. And a block starts anew where its third value
-fits one of the first two 300 times better than their mean: the other was an outlier."""
+OUTLIER, AGREES = 900.0, 1e-5
+"""Innovations larger than 30 sqrt(V) are clipped to that distance. Two consecutive such values that
+agree reset the block: its mean has jumped. The third value of a block also resets it if it agrees
+with one of the first two, 300 times better than with their mean: the other was an outlier."""
 
 Formula = Callable[[Array, Any, Array, Any, Number, Number], tuple[Array, Array]]
 """From (u, which blocks have one or None, fresh values, those at w_{t-1} or None, gamma, gamma')
@@ -121,8 +105,8 @@ def track(
     else:
         after = fresh - (1 - gamma) * (fresh - before)
     if previous is not None:
-        moved = fresh - previous
-        after = after + correction * (moved if seen is None else moved * seen)
+        change = fresh - previous
+        after = after + correction * (change if seen is None else change * seen)
     return before, after
 
 
@@ -256,7 +240,7 @@ def automatic_width(
     noise, drift = pooled.noise_and_drift()
     by_noise = (noise * abs(pooled.of_noise - 1)) ** 0.5  # below 0 by rounding
     drifted = ANSWER * (pooled.values / number) * drift**0.5
-    # Not 0: the envelope divides by lambda.
+    # Strictly positive: the envelope divides by lambda.
     width = WIDTH_BY_NOISE * by_noise + drifted + reach * abs(pooled.progress) + 1e-12
     width = width.clip(max=widest) if isinstance(width, Tensor) else min(width, widest)
     return width, pooled.values * pooled.steps >= ENOUGH
@@ -265,8 +249,8 @@ def automatic_width(
 class Pooled(NamedTuple):
     """What is known of all blocks together, over the last steps in which some came again."""
 
-    difference: Number  # D
-    innovation: Number  # V
+    difference: Number  # D, the mean of squared changes
+    squared_innovation: Number  # V, the mean of squared innovations
     of_noise: Number  # 1 + a, the factor of sigma^2 in V
     of_drift: Number  # b + 1, that of q
     values: Number  # how many squares a step gives
@@ -302,18 +286,20 @@ class Pooled(NamedTuple):
                 that came again; and how many numbers these are.
             automatic: whether u is averaged with the gain, which then moves.
         """
-        moved, missed, of_noise, of_drift, progress, number = sums
+        squared_change, squared_innovation, of_noise, of_drift, progress, number = sums
         some = (number > 0) * 1.0
         count = number + (1 - some)
         steps = self.steps + some * (self.steps < POOLED_HORIZON)
         weight = some / (steps + (steps == 0))
-        new = (moved / count, missed / count, 1 + of_noise / count, 1 + of_drift / count, number,
-               progress / count)  # fmt: skip
+        new = (
+            squared_change / count, squared_innovation / count, 1 + of_noise / count,
+            1 + of_drift / count, number, progress / count,
+        )  # fmt: skip
         # Of two first samples the smaller is taken where they do not fit: the other is an outlier.
-        misfit = (steps == 2) * (self.innovation > 100 * new[1]) * some
+        misfit = (steps == 2) * (self.squared_innovation > 100 * new[1]) * some
         weight = misfit + (1 - misfit) * weight
         means = [old + weight * (now - old) for old, now in zip(self[:6], new, strict=True)]
-        found = Pooled._make([*means, steps, self.gain])
+        found = Pooled(*[*means, steps, self.gain])
         if automatic:
             best = best_gamma(*found.noise_and_drift())
             found = found._replace(gain=self.gain + (best - self.gain) * some / POOLED_HORIZON)
@@ -328,7 +314,7 @@ class Statistics(NamedTuple):
     visits: Array  # how often each was visited, up to `HORIZON`, (B,) or (B, 1); D needs two
     of_noise: Array  # a of each, the factor of sigma^2 in the squared error of u; like visits
     of_drift: Array  # b of each, that of q; like visits
-    largest: Array  # the largest square of each that was too large to count in full
+    largest: Array  # the largest squared innovation of each that was clipped
     slow: Array  # the average of u over the visits in `LOOP` steps, of each
 
     def errors(self, pooled: Pooled, number: int) -> Array:
@@ -348,11 +334,11 @@ class Statistics(NamedTuple):
         parts = (self.of_noise * noise + lag * drift) / (
             pooled.difference + (pooled.difference == 0)
         )
-        known = (self.visits > 0) & (pooled.steps > 0)
-        return where(known, (square * parts) ** 0.5, math.nan)
+        measured = (self.visits > 0) & (pooled.steps > 0)
+        return where(measured, (square * parts) ** 0.5, math.nan)
 
-    def bounded(self, pooled: Pooled, fresh: Array, old: Array) -> tuple[Array, Array]:
-        """Batch values for the statistics, and to track: one moves u by a bounded amount.
+    def clipped(self, pooled: Pooled, fresh: Array, old: Array) -> tuple[Array, Array]:
+        """Batch values for the statistics, and those to track, with clipped innovations.
 
         Args:
             pooled: what is known of all blocks.
@@ -362,8 +348,9 @@ class Statistics(NamedTuple):
         if not isinstance(fresh, Tensor) and pooled.steps == 0:
             return fresh, fresh
         innovation = fresh - old
-        scale = self.difference.clip(pooled.innovation) ** 0.5
-        limit = (FAR**0.5 * scale).clip(self.largest**0.5).clip(_second_largest(abs(innovation)))
+        scale = self.difference.clip(pooled.squared_innovation) ** 0.5
+        limit = (OUTLIER**0.5 * scale).clip(self.largest**0.5)
+        limit = limit.clip(_second_largest(abs(innovation)))
         # A first value is what it is; so is one after another that was as far.
         free = (self.visits == 0) | (scale == 0) | (abs(self.latest - old) > limit)
         free = free | (abs(innovation) <= limit)
@@ -382,7 +369,7 @@ class Statistics(NamedTuple):
         share: Number,
         automatic: bool,
     ) -> tuple[Statistics, Pooled]:
-        """After a visit; one square counts up to 100 V, a block whose level changed starts anew.
+        """After a visit, see `CLIP` and `OUTLIER` for the treatment of outliers.
 
         Args:
             pooled: what is known of all blocks.
@@ -394,62 +381,93 @@ class Statistics(NamedTuple):
             share: of all blocks that come in a step.
             automatic: see `Pooled.after`.
         """
-        known = self.visits.clip(max=1)
-        again = known * came  # the first visit has nothing to compare with
-        new = (1 - (1 - gamma) * known) * came  # the weight of the fresh value
+        seen_before = self.visits.clip(max=1)
+        again = seen_before * came  # the first visit has nothing to compare with
+        new = (1 - (1 - gamma) * seen_before) * came  # the weight of the fresh value
         kept = (1 - new) ** 2
         of_noise, of_drift = kept * self.of_noise + new * new, kept * (self.of_drift + came)
         slow = (1 / (self.visits + 1)).clip(1 / (1 + LOOP * share)) * came
         slow = self.slow + slow * (u - self.slow)
         weight = again / (self.visits + (self.visits == 0))
         visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
-        moved, missed = fresh - self.latest, fresh - old
-        moved, missed = moved * moved, missed * missed
+        squared_change, squared_innovation = fresh - self.latest, fresh - old
+        squared_change = squared_change * squared_change
+        squared_innovation = squared_innovation * squared_innovation
         if (
-            isinstance(moved, Tensor)  # to look would make the host wait
+            isinstance(fresh, Tensor)  # a look at the values would synchronise
             or pooled.steps < 3
-            or not (moved + missed).max(initial=0.0) <= CLIP * pooled.innovation
+            or not (squared_change + squared_innovation).max(initial=0.0)
+            <= CLIP * pooled.squared_innovation
         ):
-            where: Any = torch.where if isinstance(moved, Tensor) else np.where
-            beyond = missed > CLIP * pooled.innovation
-            clip = CLIP * (1 + 99 * (pooled.steps * again.sum() < EARLY))
-            scale, before = self.difference.clip(pooled.innovation), (self.latest - old) ** 2
-            far = (missed > FAR * scale) & (before > FAR * scale) & (scale > 0)
-            # u is then the mean of two: of the first and this value, if those fit each other.
-            first = old + MEMORY * (old - self.latest)
-            fits = (moved < NEAR * missed) | ((fresh - first) ** 2 < NEAR * missed)
-            third = (self.visits == 2) & fits & (before > 0)
-            third = third & (beyond | (pooled.steps < 3))
-            changed = ((far & (moved < missed / 9)) | third) & (again > 0)
-            again = again * ~changed
-            # As if it had never been visited: the next value takes the place of u.
-            visits = visits * ~(changed if changed.ndim == 1 else changed.any(1)[:, None])
-            known, bound = scale > 0, clip * scale
-            most = where(known, bound.clip(_second_largest(moved * again)), math.inf)
-            moved = where(moved < most, moved, most)
-            most = where(bound < extreme, extreme, bound).clip(_second_largest(missed * again))
-            most = where(known, most, math.inf)
-            extreme = where((missed > most) & (again > 0), missed, extreme)
-            missed = where(missed < most, missed, most)
+            squared_change, squared_innovation, again, visits, extreme = self._robust(
+                pooled, fresh, old, again, visits, squared_change, squared_innovation
+            )
         statistics = Statistics(
             latest=fresh,
-            difference=self.difference + weight * (moved - self.difference),
+            difference=self.difference + weight * (squared_change - self.difference),
             visits=visits,
             of_noise=of_noise,
             of_drift=of_drift,
             largest=extreme,
             slow=slow,
         )
-        each, shares = again + 0 * moved, (self.of_noise, self.of_drift)
+        each, shares = again + 0 * squared_change, (self.of_noise, self.of_drift)
         rows = each if each.ndim == 1 else each.sum(1, keepdims=True)
-        pairs = ((each, moved), (each, missed), *((rows, share) for share in shares))
-        pairs = (*pairs, (each, u - slow))
-        if isinstance(moved, Tensor):
+        pairs = ((each, squared_change), (each, squared_innovation))
+        pairs = (*pairs, *((rows, share) for share in shares), (each, u - slow))
+        if isinstance(fresh, Tensor):
             sums = [*((one * other).sum() for one, other in pairs), each.sum()]
         else:  # Python's numbers are the fastest
             sums = [float(np.vdot(one, other)) for one, other in pairs]
             sums.append(float(each.sum()))
         return statistics, pooled.after(sums, automatic)
+
+    def _robust(
+        self,
+        pooled: Pooled,
+        fresh: Array,
+        old: Array,
+        again: Array,
+        visits: Array,
+        squared_change: Array,
+        squared_innovation: Array,
+    ) -> tuple[Array, Array, Array, Array, Array]:
+        """Clip the squares, and reset blocks whose mean has jumped; see `CLIP` and `OUTLIER`.
+
+        Returns:
+            Both squares; which blocks came again and are not reset; visits after this one, 0 of a
+            block that is reset; `largest` after it.
+        """
+        xp: Any = torch if isinstance(fresh, Tensor) else np
+        v = pooled.squared_innovation
+        scale, before = self.difference.clip(v), (self.latest - old) ** 2
+        has_scale = scale > 0
+        # Two consecutive outliers that agree: the mean has jumped.
+        jumped = (squared_innovation > OUTLIER * scale) & (before > OUTLIER * scale) & has_scale
+        jumped = jumped & (squared_change < squared_innovation / 9)
+        # At the third visit u is a mean of the first value and `latest`, one of them an outlier.
+        first = old + MEMORY * (old - self.latest)
+        agrees = (squared_change < AGREES * squared_innovation) | (
+            (fresh - first) ** 2 < AGREES * squared_innovation
+        )
+        third = (self.visits == 2) & agrees & (before > 0)
+        third = third & ((squared_innovation > CLIP * v) | (pooled.steps < 3))
+        reset = (jumped | third) & (again > 0)
+        # As if it had never been visited: the next value takes the place of u.
+        visits = visits * ~(reset if reset.ndim == 1 else reset.any(1)[:, None])
+        # Squares are clipped, unless one as large came before: in this batch, or in this block.
+        bound = CLIP * (1 + 99 * (pooled.steps * again.sum() < EARLY))
+        again = again * ~reset
+        bound = bound * scale
+        most = xp.where(has_scale, bound.clip(_second_largest(squared_change * again)), math.inf)
+        squared_change = xp.where(squared_change < most, squared_change, most)
+        most = xp.where(bound < self.largest, self.largest, bound)
+        most = most.clip(_second_largest(squared_innovation * again))
+        most = xp.where(has_scale, most, math.inf)
+        clipped = (squared_innovation > most) & (again > 0)
+        largest = xp.where(clipped, squared_innovation, self.largest)
+        squared_innovation = xp.where(squared_innovation < most, squared_innovation, most)
+        return squared_change, squared_innovation, again, visits, largest
 
 
 class Rows(NamedTuple):
@@ -466,7 +484,7 @@ class Visit(NamedTuple):
 
     before: Array  # u_i before it (the fresh value on a first visit)
     after: Array  # u_i after it
-    counted: Array  # batch values; one that is far too large, as far as it counts
+    clipped: Array  # the batch values, with clipped innovations
     statistics: Statistics | None
     pooled: Pooled | None
 
@@ -497,7 +515,7 @@ class Track:
         came: Any = None,
         repeated: Any = False,
         refresh: bool = False,
-        near: bool = False,
+        skip_clipping: bool = False,
     ) -> Visit:
         """Update u and what is known of its error.
 
@@ -510,14 +528,14 @@ class Track:
                 keep their values.
             repeated: the batch is that of the step before: no new visit.
             refresh: take the fresh value itself (SPIDER).
-            near: the values were seen to be near u: none has to be bounded.
+            skip_clipping: the values are known to be so near u that none has to be clipped.
         """
         old, seen, statistics, pooled = rows
         absent = None if came is None else ~came
         fresh = fresh if absent is None else where(absent, old, fresh)
-        counted = fresh
-        if statistics is not None and pooled is not None and not near:
-            fresh, counted = statistics.bounded(pooled, fresh, old)
+        clipped = fresh
+        if statistics is not None and pooled is not None and not skip_clipping:
+            fresh, clipped = statistics.clipped(pooled, fresh, old)
         gamma: Any = self.gamma
         if gamma is None:
             assert statistics is not None and pooled is not None
@@ -526,7 +544,7 @@ class Track:
         if previous is not None:
             correction = correction_weight(self.correction, gamma, self.number, blocks)
         gamma = 1.0 if refresh else gamma
-        before, after = self.formula(old, seen, counted, previous, gamma, correction)
+        before, after = self.formula(old, seen, clipped, previous, gamma, correction)
         if absent is not None:
             before, after = where(absent, old, before), where(absent, old, after)
         if statistics is not None and pooled is not None:
@@ -540,7 +558,7 @@ class Track:
             statistics, pooled = statistics.after(
                 pooled, fresh, old, visited, gamma, after, share, self.gamma is None
             )
-        return Visit(before, after, counted, statistics, pooled)
+        return Visit(before, after, clipped, statistics, pooled)
 
 
 def largest_square_root(like: Array) -> float:

@@ -27,8 +27,8 @@ class AbstractTerm(KeepsPrecision):
     needs_objective: ClassVar[bool] = False  # the function must also return the ordinary loss g0
     watches_objective: ClassVar[bool] = False  # `observe` wants the rest of the loss
     overlapping: ClassVar[bool] = True  # a sample may be in several blocks, or in none
-    # `loss` asks for no number: with whole tables of which `tracked.present` says what came, a GPU
-    # runs it as one program (`fcco._replay`).
+    # True if `loss` never synchronises with the host, so that it can be captured in a CUDA graph
+    # (`fcco._replay`). It then receives padded batches; mask with `tracked.present`.
     branch_free: bool = False
     looks_back: bool = False  # `look_back` wants to be called before the forward pass
     replaces_objective: bool = False  # the step of the last `loss` leaves g0 out (SSG)

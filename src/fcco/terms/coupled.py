@@ -18,8 +18,6 @@ from ..tracker import InnerTracker, OpenStep, Tracked
 from .base import AbstractTerm
 from .limits import ConstraintTerm
 
-__all__ = ["CoupledTerm", "OuterTerm", "as_lambda", "block_mean", "widest"]
-
 
 def block_mean(
     outer: AbstractOuter, excess: Tensor, blocks: int | Tensor, present: Tensor | None = None
@@ -58,12 +56,12 @@ def as_lambda(call: str, outer: AbstractOuter, smoothing: Smoothing) -> Schedule
 class OuterTerm(AbstractTerm):
     r"""A term with an outer function f, smoothed or not.
 
-    With `smoothing="auto"` the rounded kink is as wide as the estimates are wrong and as all of
-    them move together in 128 steps, see docs/concepts/smoothing.md:
+    With `smoothing="auto"` the width of the rounded kink follows the errors and the motion of the
+    estimates, see docs/concepts/smoothing.md:
 
     .. math::
         \lambda\cdot\text{jump} = 4\,\text{error of } u \text{ by noise}
-            + \text{reach}\cdot|\text{progress}|
+            + \text{drift in 32 steps} + \text{reach}\cdot|\text{progress}|
 
     Args:
         outer: f.
@@ -110,7 +108,7 @@ class OuterTerm(AbstractTerm):
 
     @property
     def smoothing(self) -> Any:
-        """The current lambda; with `"auto"` a tensor where the state is on a GPU: nobody waits."""
+        """The current lambda; an automatic one is kept as a tensor on a GPU: no synchronisation."""
         width = self.width
         if width is None:
             return self.smoothing_at(self.step)
@@ -137,7 +135,7 @@ class OuterTerm(AbstractTerm):
         pooled = step.updates[self.tracker].rows.pooled
         number = self.tracker.value.numel()
         width, known = automatic_width(pooled, number, self.reach, self._widest)
-        if at_first is not None and isinstance(width, Tensor):  # to look would make the host wait
+        if at_first is not None and isinstance(width, Tensor):  # branch-free
             width = torch.where(known, width, at_first())
         elif at_first is not None and not known:
             width = float(at_first())
@@ -150,7 +148,7 @@ class OuterTerm(AbstractTerm):
 
     def smoothed_by(self, smoothing: float) -> AbstractOuter:
         """f_lambda, or f itself when lambda is 0; the last one is kept."""
-        if isinstance(smoothing, Tensor):  # to compare it would make the host wait
+        if isinstance(smoothing, Tensor):  # a comparison would synchronise with the device
             return MoreauEnvelope(self.outer, smoothing)  # type: ignore[arg-type]
         if self._smoothed is None or self._smoothed[0] != smoothing:
             # The envelope refuses a negative lambda, or one above 1/weak_convexity.

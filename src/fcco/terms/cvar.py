@@ -18,8 +18,6 @@ from ..rules.arrays import view
 from ..tracker import InnerTracker, OpenStep, Tracked
 from .coupled import OuterTerm
 
-__all__ = ["CVaRTerm"]
-
 
 class CVaRTerm(OuterTerm):
     r"""CVaR of the inner values, with its threshold s kept as state.
@@ -28,10 +26,16 @@ class CVaRTerm(OuterTerm):
         \min_s\; s + \frac1n\sum_i f_\lambda\bigl(g_i(w) - s\bigr), \qquad f = \tfrac1r[\cdot]_+
 
     The tracker follows g_i, not g_i - s, so that u does not lag behind s. The threshold is no
-    parameter of your optimizer: weight decay and Adam's sign-like steps both harm it. Once per
-    optimizer step it becomes the minimiser over the table that the gradient reads: with an
-    automatic lambda or `read="new"` the table with this batch, otherwise the one after the last
-    step. The mathematics is in `fcco.rules.cvar`.
+    parameter of your optimizer: weight decay and Adam's sign-like steps both harm it. The gradient
+    of a step reads the minimiser s of the formula in `fcco.rules.cvar` over these u_i:
+
+    | `read` | `smoothing` | u_i |
+    |---|---|---|
+    | `"new"` | any | after this batch |
+    | `"old"` | `"auto"` | before this batch; fresh values of blocks that come for the first time |
+    | `"old"` | a number, a schedule, `Width` | after the last step; in the first step as above |
+
+    (`fcco.fleet.estimators.CVaR` finds the same s anew in each step, from u_i and lambda alone.)
 
     Args:
         tracker: the tracker of g_i.
@@ -41,7 +45,7 @@ class CVaRTerm(OuterTerm):
     """
 
     threshold: Tensor
-    kink: Tensor
+    tie_slope: Tensor
     may_be_nan = ("threshold",)
 
     def __init__(self, tracker: InnerTracker, ratio: float, *, smoothing: Smoothing = 0.0) -> None:
@@ -54,13 +58,14 @@ class CVaRTerm(OuterTerm):
         # f is for the checks of lambda and for reports; `loss` uses the closed form.
         super().__init__(Hinge(1 / ratio), tracker, smoothing)
         self.ratio, self.reach = ratio, 1 / ratio
-        # The s of the last step, which others read, is not known before the first.
-        constant = self.automatic or not callable(self.smoothing_schedule)
-        self.branch_free = constant and (self.automatic or tracker.read == "new")
+        self._ahead = tracker.read == "old" and not self.automatic  # s is found a step ahead
+        self.branch_free = not self._ahead and (
+            self.automatic or not callable(self.smoothing_schedule)
+        )
         # s, NaN before the first batch; and the subgradient taken at u_i = s, since the exact s of
-        # the hard CVaR always sits on a kink.
+        # the hard CVaR is always one of the u_i.
         self.register_buffer("threshold", tracker.value.new_tensor(math.nan))
-        self.register_buffer("kink", tracker.value.new_tensor(0.0))
+        self.register_buffer("tie_slope", tracker.value.new_tensor(0.0))
 
     def loss(self, tracked: Tracked) -> Tensor:
         """CVaR of the tracked values, with the slopes of f_lambda(u_i - s) at the sampled blocks.
@@ -70,60 +75,51 @@ class CVaRTerm(OuterTerm):
         u, step, ratio, tracker = tracked.u, tracked.step, self.ratio, self.tracker
         if u.shape[0] == 0:
             return tracked.as_loss(0.0, u)
-        old = tracker.read == "old"
-        known = self._known(step)
-        # An automatic lambda is that of this step: s must be the minimiser for the same one.
-        moves = known is None or (step is not None and (self.automatic or not old))
-        present = table = (u, None)
-        if step is not None:
-            present = table = tracker.table_with(step)
-            if old and moves:  # what the gradient reads
+        latest = self._latest(step)
+        if step is None:
+            after, smoothing = (u, None), self.smoothing
+            s, tie_slope = latest or rules.threshold(u, ratio, smoothing)
+        else:
+            # u_i and which of them count: after the step, and as the gradient reads them.
+            table = after = tracker.table_with(step)
+            if tracker.read == "old" and (latest is None or not self._ahead):
                 table = tracker.table_with(step, tracked)
-        width = self.width_of(step, partial(rules.width_at_first, *table, ratio))
-        smoothing = self.smoothing if width is None else width * ratio
-        if moves:
-            last = None if known is None else known[0]
-            known = rules.threshold(table[0], ratio, smoothing, table[1], start=last)
-        assert known is not None
-        s, kink = known
-        if step is not None:
-            after = known
-            if old and not self.automatic:  # of the table after this step, for the next one
-                next_one = self.smoothing_at(step.updates[tracker].number)
-                after = rules.threshold(present[0], ratio, next_one, present[1], start=s)
-            step.writes[self] = (self._set, (known, after, width))
+            width = self.width_of(step, partial(rules.width_at_first, *table, ratio))
+            smoothing = self.smoothing if width is None else width * ratio
+            if latest is None or not self._ahead:
+                start = None if latest is None else latest[0]
+                latest = rules.threshold(table[0], ratio, smoothing, table[1], start=start)
+            s, tie_slope = following = step.notes[self] = latest
+            if self._ahead:
+                smoothing_then = self.smoothing_at(step.updates[tracker].number)
+                following = rules.threshold(after[0], ratio, smoothing_then, after[1], start=s)
+            step.writes[self] = (self._set, (following, width))
         blocks = u.shape[0] if tracked.present is None else tracked.number
-        slope = rules.slopes(u, s, ratio, smoothing, kink, blocks)
-        return tracked.as_loss(rules.mean_of_worst(present[0], ratio, present[1]), slope)
+        slope = rules.slopes(u, s, ratio, smoothing, tie_slope, blocks)
+        return tracked.as_loss(rules.mean_of_worst(after[0], ratio, after[1]), slope)
 
-    def _known(self, step: OpenStep | None) -> tuple[Any, Any] | None:
-        """S and the slope at s, of the open step or of the last; None before the first."""
-        if step is not None and self in step.writes:
-            return step.writes[self][1][0]
+    def _latest(self, step: OpenStep | None) -> tuple[Any, Any] | None:
+        """The s of an earlier call of the step, or the kept one, and its slope; None at first."""
+        if step is not None and self in step.notes:
+            return step.notes[self]
         found = self._views.found
-        if "known" not in found:
-            threshold, kink = self.threshold, self.kink
-            if bool(threshold.isnan()):
+        if "kept" not in found:
+            if bool(self.threshold.isnan()):
                 return None
-            host = not isinstance(view(kink), Tensor)
-            found["known"] = (threshold.item(), kink.item()) if host else (threshold, kink)
-        return found["known"]
+            kept = self.threshold, self.tie_slope
+            on_host = not isinstance(view(self.threshold), Tensor)
+            found["kept"] = (kept[0].item(), kept[1].item()) if on_host else kept
+        return found["kept"]
 
-    def _set(self, _: Any, after: tuple[Any, Any], width: Any = None) -> None:
-        """Keep s and the slope at s for the next step, and the width of this one."""
+    def _set(self, kept: tuple[Any, Any], width: Any) -> None:
+        """Keep s and the slope at u_i = s for the next step, and the width of this one."""
         found = self._views.found
         if "tables" not in found:
-            buffers = (self.threshold, self.kink, self.width)
+            buffers = (self.threshold, self.tie_slope, self.width)
             found["tables"] = [view(buffer) for buffer in buffers if buffer is not None]
-        found["known"] = after
-        for table, value in zip(found["tables"], (*after, width), strict=False):
+        found["kept"] = kept
+        for table, value in zip(found["tables"], (*kept, width), strict=False):
             table[...] = value
-
-    def start_threshold(self) -> None:
-        """Set s to the best one for the tracked values."""
-        table = view(self.table())
-        if len(table):
-            self._set(None, rules.threshold(table, self.ratio, self.smoothing))
 
     def value(self) -> Tensor:
         """CVaR of the tracked values, with the exact threshold; NaN before the first."""
@@ -133,7 +129,7 @@ class CVaRTerm(OuterTerm):
     def group_weights(self) -> Tensor:
         """The weight p_i = (1/n) f_lambda'(u_i - s) that each block has in the gradient."""
         u, seen, settings = self.tracker.rows, self.tracker.seen, (self.ratio, self.smoothing)
-        slope = rules.slopes(u, self.threshold, *settings, self.kink, len(u))
+        slope = rules.slopes(u, self.threshold, *settings, self.tie_slope, len(u))
         return torch.where(seen, slope, torch.nan)
 
     def check_state(self, state: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from .coupled import CoupledTerm
 class DualTerm(CoupledTerm):
     r"""(1/n) sum_i f(g_i(w) - tolerance_i) with one dual variable y_i per block.
 
-    A convex f is max_y <y, u> - f*(y). Ascent is, by Moreau's identity, for every f with a prox
+    A convex f is max_y <y, u> - f*(y). The dual step is, by Moreau's identity, for f with a prox
 
     .. math::
         y_i^+ = \mathrm{prox}_{\alpha f^*}(y_i + \alpha\tilde g_i)
@@ -36,8 +36,8 @@ class DualTerm(CoupledTerm):
         limits: see `CoupledTerm`; upper ones alone.
     """
 
-    ascent: Tensor  # v_i, NaN before the first step
-    may_be_nan = ("ascent",)
+    dual_point: Tensor  # v_i, NaN before the first step
+    may_be_nan = ("dual_point",)
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class DualTerm(CoupledTerm):
             raise ValueError("`alexr` has upper limits alone: write value >= b as -value <= -b.")
         self.dual_step, self.theta = dual_step, theta
         tracker.needs_previous = theta != 0
-        self.register_buffer("ascent", torch.full_like(tracker.rows, torch.nan))
+        self.register_buffer("dual_point", torch.full_like(tracker.rows, torch.nan))
 
     def dual_at(self, v: Tensor) -> Tensor:
         """The dual variable y = grad f_{1/alpha}(v), in the domain of f*."""
@@ -72,7 +72,7 @@ class DualTerm(CoupledTerm):
 
     def _v(self, index: Tensor | None = None) -> Tensor:
         """The v_i; after a warm start they are those of the values it gave."""
-        rows, v = self.tracker.rows, self.ascent
+        rows, v = self.tracker.rows, self.dual_point
         rows, v = (rows, v) if index is None else (rows[index], v[index])
         return torch.where(v.isnan(), self.limits.excess(rows, index, self.tracker.dim), v)
 
@@ -91,7 +91,7 @@ class DualTerm(CoupledTerm):
             v = self.ascend(ahead, index)
             if update.came is not None:  # what is not finite changes nothing
                 v = torch.where(per_row(update.came, v), v, self._v(index))
-            step.write(self, self.ascent.index_copy_, 0, index, v)  # type: ignore[arg-type]
+            step.write(self, self.dual_point.index_copy_, 0, index, v)  # type: ignore[arg-type]
             v = v[torch.searchsorted(index, tracked.index)]
             slope = self.dual_at(v)
             values = self.outer(v - slope / self.dual_step)

@@ -25,7 +25,7 @@ class GroupWeights(AbstractTerm):
 
     Args:
         tracker: the losses of the groups in the batch: `ema_tracker(n, gamma=1.0, read="new")`.
-        step: eta_p.
+        rate: eta_p.
         ratio: r; p_i <= 1/(r n). 1/n leaves p free, 1 keeps it uniform.
         geometry: see `Ooa`, as for `scaling`.
     """
@@ -37,14 +37,14 @@ class GroupWeights(AbstractTerm):
     def __init__(
         self,
         tracker: InnerTracker,
-        step: float,
+        rate: float,
         ratio: float,
         *,
         geometry: Geometry = "kl",
         scaling: Scaling = "unbiased",
     ) -> None:
         call, number = type(self).__name__, tracker.num_inner
-        _checks.positive(call, "step", step)
+        _checks.positive(call, "rate", rate)
         _checks.in_interval(call, "ratio", ratio, 0.0, 1.0, open_low=True)
         _checks.one_of(call, "geometry", geometry, ("kl", "euclidean"))
         _checks.one_of(call, "scaling", scaling, ("unbiased", "batch"))
@@ -52,7 +52,7 @@ class GroupWeights(AbstractTerm):
             raise ValueError(f"`{call}(tracker=...)` must have dim=1, read='new', no log.")
         super().__init__(tracker)
         self.branch_free = True
-        self.rate, self.ratio, self.geometry, self.scaling = step, ratio, geometry, scaling
+        self.rate, self.ratio, self.geometry, self.scaling = rate, ratio, geometry, scaling
         self.cap = min(1.0, 1 / (ratio * number))
         self.register_buffer("weights", torch.full_like(tracker.value[:, 0], 1 / number))
 

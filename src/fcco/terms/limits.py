@@ -224,7 +224,7 @@ class ConstraintTerm(AbstractTerm):
         """Which multipliers are the largest possible, at given values or the tracked ones."""
         return torch.zeros_like(self.tracker.seen)
 
-    def rise(self) -> Tensor | None:
+    def multiplier_increment(self) -> Tensor | None:
         """By how much each multiplier grows in a step at the tracked values, where it does."""
         return None
 

@@ -139,9 +139,9 @@ class MultiplierTerm(ConstraintTerm):
 
     def observe(self, step: OpenStep, loss: Tensor) -> None:
         """Find the state after the step, with the mean loss of its calls."""
-        total, calls = step.losses.get(self, (0.0, 0))
+        total, calls = step.notes.get(self, (0.0, 0))
         total, calls = total + loss, calls + 1
-        step.losses[self] = (total, calls)
+        step.notes[self] = (total, calls)
         tracker, scales, table = self.tracker, self._scales(), self._views.found["scales"]
         update, number = step.updates[tracker], tracker.num_inner
         on_device = isinstance(table, Tensor)
@@ -151,7 +151,7 @@ class MultiplierTerm(ConstraintTerm):
         at = slice(None) if batch.index.shape[0] == number else batch.index
         rows = None
         if batch.index.shape[0]:
-            fresh, after, seen = visit.counted, visit.after, update.rows.seen
+            fresh, after, seen = visit.clipped, visit.after, update.rows.seen
             if update.came is not None:  # blocks that kept their value have nothing new to say
                 fresh = where(update.came, fresh, after)
             known = None if seen is None else where(seen, 1 + 0 * after, 0 * after)
@@ -174,7 +174,7 @@ class MultiplierTerm(ConstraintTerm):
             part[at] = new
         tables["scales"][:] = scales
 
-    def rise(self) -> Tensor:
+    def multiplier_increment(self) -> Tensor:
         """By how much each nu_i grows in a step at the tracked values."""
         scales, variance = Scales(*self.scales.unbind()), self.variance
         often = scales.sampling.clip(1)  # a constraint comes every so many steps

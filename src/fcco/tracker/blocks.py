@@ -25,10 +25,6 @@ from .._distributed import Group, gather_rows
 from ..rules.arrays import Array, Number, concatenate, finite, per_row, tensor, view
 from ..rules.track import value_of
 
-__all__ = [
-    "Batch", "Blocks", "Entries", "OpenStep", "Tracked", "carrier_counts", "over_ranks", "segment",
-]  # fmt: skip
-
 _EXACT_ADDITIONS = 4096
 """Above so many entries a float32 sum is accumulated in float64: long float32 sums lose their
 digits (the mean of 2^25 entries of 0.1 would be 0.0625)."""
@@ -63,18 +59,19 @@ class Blocks(NamedTuple):
     """Which distinct blocks the entries of a batch belong to.
 
     Attributes:
-        size: number of values that the call gives: E, or the number of samples where `rows` says
-            which of them each entry is.
-        index: the distinct block ids, increasing, shape (B1,); None before they are found.
-        inverse: position of each entry's block in `index`, shape (E,), or its id before those are
-            found; None when entry k is block k for all blocks.
+        size: number of values that the call gives: E, or the number of samples where
+            `sample_of_entry` says which of them each entry is.
+        index: the distinct block ids, increasing, shape (B1,). None: not found yet; `inverse` then
+            holds the block id of each entry (`InnerTracker.blocks(later=True)`), `counts` is None.
+        inverse: position of each entry's block in `index`, shape (E,); None when entry k is block k
+            for all blocks.
         counts: samples per block, shape (B1,).
         whole: entry k is the only sample of block k, for all blocks.
-        rows: the sample of each entry, shape (E,), a tensor, where a sample may be in several
-            blocks or in none; None when entry k is sample k.
-        known: which entries have the id of a block; None for all.
-        source: of each row that only fills up a fixed number of them (`found_in`), the row that it
-            repeats; of the others themselves. None without such rows.
+        sample_of_entry: shape (E,), a tensor, where a sample may be in several blocks or in none;
+            None when entry k is sample k.
+        valid: which entries have a block id in [0, n); None for all.
+        source: row to copy from; padding rows (`found_in`) repeat the last real block, others
+            themselves. None without padding.
     """
 
     size: int
@@ -82,19 +79,19 @@ class Blocks(NamedTuple):
     inverse: Array | None
     counts: Array
     whole: bool = False
-    rows: Tensor | None = None
-    known: Tensor | None = None
+    sample_of_entry: Tensor | None = None
+    valid: Tensor | None = None
     source: Tensor | None = None
 
     @classmethod
     def found_in(cls, ids: Tensor, number: int, like: Tensor) -> Blocks:
-        """The blocks of some ids, in as many rows as there can be: a GPU is not asked how many.
+        """The blocks of some ids, padded to a fixed number of rows: no device synchronisation.
 
-        Blocks that no entry names have a count of 0. With fewer entries than blocks, rows that are
-        left over repeat the last block, with a count of 0. Entries whose id is none do not count.
+        Blocks that no entry names have a count of 0. With fewer entries than blocks, padding rows
+        repeat the last block, with a count of 0. Entries with an invalid id do not count.
         """
-        known = (ids >= 0) & (ids < number)
-        ids, ones, size = torch.where(known, ids, 0), known.to(like.dtype), len(ids)
+        valid = (ids >= 0) & (ids < number)
+        ids, ones, size = torch.where(valid, ids, 0), valid.to(like.dtype), len(ids)
         if number <= size:
             index, inverse, source = torch.arange(number, device=ids.device), ids, None
         else:
@@ -104,7 +101,7 @@ class Blocks(NamedTuple):
             source = torch.arange(size, device=ids.device).clamp(max=place[-1])
             index = torch.empty_like(ids).scatter(0, place, ordered)[source]
         counts = like.new_zeros(len(index)).index_add(0, inverse, ones)
-        return cls(size, index, inverse, counts, known=known, source=source)
+        return cls(size, index, inverse, counts, valid=valid, source=source)
 
     def sums(self, values: Array, log: bool = False) -> Array:
         """Sum over the samples of each block, (E, ...) -> (B1, ...)."""
@@ -155,8 +152,8 @@ class Entries(NamedTuple):
         blocks, previous = self.blocks, self.previous
         past = None if previous is None else blocks.sums(previous, log)
         fresh = self.fresh
-        if blocks.known is not None:
-            fresh = blocks.sums(torch.where(per_row(blocks.known, fresh), fresh, 0), log)
+        if blocks.valid is not None:
+            fresh = blocks.sums(torch.where(per_row(blocks.valid, fresh), fresh, 0), log)
             own = (blocks.index, blocks.counts, fresh, past, log, False)
             return Batch(*own, blocks.counts > 0, blocks.source)
         if blocks.inverse is not None:
@@ -198,7 +195,7 @@ class Batch(NamedTuple):
         previous: sum over samples of g_i(w_{t-1}), or None.
         log: the sums are logarithms.
         whole: all blocks in order, one sample each.
-        present: which rows are blocks of the batch; None for all.
+        present: which rows are blocks of the batch, not padding; None for all.
         source: see `Blocks`.
     """
 
@@ -226,7 +223,7 @@ class Batch(NamedTuple):
         return self.index.shape[0] if self.present is None else self.present.sum().to(self.counts)
 
     def filled(self, rows: Any) -> Any:
-        """Rows of the blocks, where those that only fill up repeat others; None is None."""
+        """Rows of the blocks, with padding rows copied from their source; None stays None."""
         return rows if self.source is None or rows is None else rows[self.source]
 
     def merge(self, other: Batch, number: int = 0) -> Batch:
@@ -254,31 +251,35 @@ class OpenStep:
     """What the calls since the last step of the optimizer change when that is made.
 
     An objective has one; a call proposes a new one, and one assignment makes it that of the
-    objective: an interrupt finds the one before or the one after. All that it holds is final: to
-    write it twice, after an interrupt, is to write it once.
+    objective: an interrupt finds the one before or the one after.
 
     Attributes:
         updates: by tracker.
-        writes: functions and their arguments, by owner.
-        losses: by term that wants it, the sum of the rest of the loss over calls, and their number.
-        known: by tracker, its last update and the number of this one, if it shall not look itself.
-        packed: all of this where a GPU found it, see `fcco._replay`.
-        numbers: of the step, by tracker, there.
+        writes: functions and their arguments, by owner; see `write`.
+        notes: by term, what a call leaves for later calls of the same step.
+        counters: by tracker, its last update and the number of this step. Overrides the tracker's
+            own counters during CUDA graph replay.
+        packed: flattened result of a replayed call, instead of all of the above.
+        numbers: by tracker, the number of the step of a replayed call.
     """
 
     updates: dict[Any, Any] = field(default_factory=dict)
     writes: dict[Any, tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=dict)
-    losses: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
-    known: Mapping[Any, tuple[Any, Any]] | None = None
+    notes: dict[Any, Any] = field(default_factory=dict)
+    counters: Mapping[Any, tuple[Any, Any]] | None = None
     packed: Any = None
     numbers: dict[Any, int] = field(default_factory=dict)
 
     def copy(self) -> OpenStep:
-        parts = (self.updates, self.writes, self.losses)
+        parts = (self.updates, self.writes, self.notes)
         return OpenStep(*map(dict, parts), None, self.packed, dict(self.numbers))  # type: ignore[arg-type]
 
     def write(self, owner: Any, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function when the step ends; a later call for the same owner takes its place."""
+        """Call a function when the step ends; a later call for the same owner takes its place.
+
+        To write twice must be to write once: all writes are repeated after an interrupt, and where
+        they turn out not to fit into a CUDA graph.
+        """
         self.writes[owner] = (function, arguments)
 
 
@@ -369,8 +370,8 @@ class Tracked(NamedTuple):
             factors = factors / (self.counts if factors.ndim == 1 else self.counts[:, None])
         if position is not None:
             factors = factors[position]
-        if self.blocks.known is not None:
-            factors = torch.where(per_row(self.blocks.known, factors), factors, 0)
+        if self.blocks.valid is not None:
+            factors = torch.where(per_row(self.blocks.valid, factors), factors, 0)
         if self.ranks > 1:  # data-parallel training averages gradients over the ranks
             factors = factors * self.ranks
         if self.log:  # d(log u) = dg / u, formed from logarithms

@@ -18,22 +18,21 @@ from .._distributed import Group
 from .._state import KeepsPrecision
 from ..index import Memberships, check_range, read_index
 from ..rules import track as rules
-from ..rules.arrays import Array, Views, per_row, tensor, view
-from ..rules.track import Formula, Pooled, Rows, Statistics, Track, Visit
+from ..rules.arrays import Array, Views, tensor, view
+from ..rules.track import Pooled, Rows, Statistics, Track, Visit
 from .blocks import Batch, Blocks, Entries, OpenStep, Tracked, carrier_counts, over_ranks
 
-__all__ = ["InnerTracker", "NonFiniteValue", "Update"]
+MAX_BLOCKS_FOR_BINCOUNT = 100_000
+"""Up to so many blocks `bincount` finds those of a batch, faster than sorting its ids."""
 
+MAX_REPEATS = 8
+"""A step with the samples of the step before is no new visit, up to so many in a row. From then on,
+and until a second batch was seen, the batch is taken for the whole data set: its values have no
+noise, and each is a visit."""
 
-SORTED = 100_000
-"""Of more blocks, those of a batch are found by sorting; up to so many, counting is faster."""
-
-REPEATS = 8
-"""A batch may come again so often. From then on, and before any other was seen, it is all the data
-there is: values without noise, of which each is news."""
-
-SAME = 0.9
-"""Correlation of losses within blocks from which on they are those of the same samples."""
+SAME_SAMPLES = 0.9
+"""Batches with the same index have the same samples if their losses, within blocks, have at least
+this correlation."""
 
 
 class NonFiniteValue(ValueError):
@@ -53,7 +52,7 @@ class Update(NamedTuple):
         dropped: entries dropped by `on_nonfinite="skip"`, those of earlier steps included.
         samples: blocks and values of the only call of the step; None if there were several calls.
         repeats: steps since the batch was another one.
-        ids: whether all ids were those of blocks, where that was left for later.
+        valid_ids: whether all ids were in [0, n), where that is checked later.
     """
 
     batch: Batch
@@ -64,8 +63,8 @@ class Update(NamedTuple):
     came: Array | None = None
     dropped: int = 0
     samples: tuple[Blocks, Array] | None = None
-    repeats: Any = REPEATS
-    ids: Any = True
+    repeats: Any = MAX_REPEATS
+    valid_ids: Any = True
 
 
 @dataclass
@@ -110,14 +109,12 @@ class InnerTracker(KeepsPrecision):
             large batch, `refresh_due` says when.
         sampled: whether a step may hold only a part of the blocks. False refuses such a step,
             for updates that would never learn what they missed.
-        offset: subtracted from g_i before tracking, one number or one per block.
         measure: estimate the noise and the lag of u from the batches, see `error()`; on by default
             for group losses and constraints.
-        rule: another update than the formula above, called as `fcco.rules.track.track` is.
         on_nonfinite: `"raise"` refuses a NaN or infinite value before anything changes; on a GPU,
-            where to look would make the host wait, such a block keeps its value and a later call
-            raises. `"skip"` drops such entries and counts them in `skipped`; their gradient is
-            zero where it enters your graph, where 0 * NaN may still be NaN.
+            to avoid a synchronisation, such a block keeps its value and a later call raises.
+            `"skip"` drops such entries and counts them in `skipped`; their gradient is zero where
+            it enters your graph, where 0 * NaN may still be NaN.
         dtype: precision of u, single or double; never narrowed by `.to(...)`.
         device: where the buffers live at first.
 
@@ -128,7 +125,6 @@ class InnerTracker(KeepsPrecision):
 
     value: Tensor
     seen: Tensor
-    offset: Tensor | None
     names: tuple[str, ...] | None = None  # of the blocks, for errors
     of: str = ""  # the term among several, for errors
 
@@ -143,9 +139,7 @@ class InnerTracker(KeepsPrecision):
         log_space: bool = False,
         refresh_every: int | None = None,
         sampled: bool = True,
-        offset: Tensor | None = None,
         measure: bool = False,
-        rule: Formula | None = None,
         on_nonfinite: Literal["raise", "skip"] = "raise",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
@@ -184,27 +178,25 @@ class InnerTracker(KeepsPrecision):
                 "`InnerTracker(on_nonfinite='skip')` would leave a block out of a step, which "
                 "`sampled=False` forbids; use 'raise'."
             )
-        if measure and (log_space or rule is not None):
+        if measure and log_space:
             raise ValueError(
                 "`InnerTracker(measure=True)` and `gamma='auto'` know the error of averages: they "
-                "have no meaning with `log_space` or a `rule` of your own."
+                "have no meaning with `log_space`."
             )
         self.num_inner, self.dim, self.read = num_inner, dim, read
         self.log_space, self.refresh_every = log_space, refresh_every
         self.sampled, self.on_nonfinite = sampled, on_nonfinite
-        formula = rule or (rules.log_track if log_space else rules.track)
+        formula = rules.log_track if log_space else rules.track
         number = None if isinstance(gamma, str) else gamma
         self.rule = Track(num_inner, number, correction, formula)
         # Whether updates use g_i(w_{t-1}).
         self.needs_previous = correction != 0 and (correction != "auto" or number != 1)
-        self._measured, self._plain = measure, offset is None
+        self._measured = measure
         self._progress, self._flags = _Progress(), LateCheck(num_inner)
         self._views = Views()
         table = torch.zeros((num_inner, dim), dtype=dtype, device=device)
         self.register_buffer("value", table)
         self.register_buffer("seen", torch.zeros(num_inner, dtype=torch.bool, device=device))
-        # A setting, like limits: it is not part of the state.
-        self.register_buffer("offset", None if offset is None else offset.to(table), False)
         self.estimate: ErrorEstimate | None = ErrorEstimate(self.rows) if measure else None
         # The largest value that can be tracked: statistics are made of squares, and sums of them.
         limit = float(torch.finfo(dtype).max)
@@ -250,12 +242,12 @@ class InnerTracker(KeepsPrecision):
         without `measure=True`. A correction is not taken into account, so that the lag is then
         somewhat overestimated.
         """
-        known = self.estimate
-        if known is None:
+        estimate = self.estimate
+        if estimate is None:
             return torch.full_like(self.rows, torch.nan)
-        rows = [known.get_buffer(name) for name in Statistics._fields]
+        rows = [estimate.get_buffer(name) for name in Statistics._fields]
         rows = [r if self.dim == 1 or r.ndim > 1 else r[:, None] for r in rows]
-        return Statistics(*rows).errors(Pooled(*known.pooled), self.value.numel())
+        return Statistics(*rows).errors(Pooled(*estimate.pooled), self.value.numel())
 
     @property
     def corrects(self) -> bool:
@@ -274,9 +266,8 @@ class InnerTracker(KeepsPrecision):
 
     @property
     def branch_free(self) -> bool:
-        """Whether an update looks at no number, so that a GPU can run it as one program."""
-        plain = self.refresh_every is None and self.on_nonfinite == "raise" and self.sampled
-        return plain and self._plain and self.rule.formula in (rules.track, rules.log_track)
+        """Whether an update never synchronises with the host: a CUDA graph can hold it."""
+        return self.refresh_every is None and self.on_nonfinite == "raise" and self.sampled
 
     def blocks(self, index: Any = None, later: bool = False) -> Blocks:
         """Check an index and find its distinct blocks.
@@ -295,11 +286,11 @@ class InnerTracker(KeepsPrecision):
                 ones = view(torch.ones_like(self.value[:, 0]))
                 tables["all"] = Blocks(number, every, None, ones, whole=True)
             return tables["all"]
-        size = rows = None
+        size = sample = None
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.dim() != 1:
             index = read_index("`index`", index, number)
             if isinstance(index, Memberships):
-                size, rows = index.samples, index.sample.to(self.value.device, non_blocking=True)
+                size, sample = index.samples, index.sample.to(self.value.device, non_blocking=True)
                 index = index.group
         like, on_host = tables["u"], not isinstance(tables["u"], Tensor)
         if later and size is None and len(index):
@@ -313,7 +304,7 @@ class InnerTracker(KeepsPrecision):
             highest = int(ids.view(np.uint64).max()) if ids.size else 0
             if highest >= number:
                 check_range("`index`", int(ids.min()), int(ids.max()), number)
-            if number > SORTED:
+            if number > MAX_BLOCKS_FOR_BINCOUNT:
                 unique, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
             else:
                 counts = np.bincount(ids)
@@ -327,26 +318,25 @@ class InnerTracker(KeepsPrecision):
                 check_range("`index`", int(unique[0]), int(unique[-1]), number)
         size = index.shape[0] if size is None else size
         if on_host:
-            return Blocks(size, unique, inverse, counts.astype(like.dtype), rows=rows)
+            return Blocks(size, unique, inverse, counts.astype(like.dtype), sample_of_entry=sample)
         # Copies from the host to a GPU may be asynchronous.
         unique, inverse, counts = (
             tensor(part).to(like.device, non_blocking=True) for part in (unique, inverse, counts)
         )
-        return Blocks(size, unique, inverse, counts.to(like.dtype), rows=rows)
+        return Blocks(size, unique, inverse, counts.to(like.dtype), sample_of_entry=sample)
 
     @property
     def views(self) -> dict[str, Any]:
         """The tables as the rules see them, and the tensor `value`; renewed when they move."""
         if not self._views.found:
-            known: dict[str, Any] = {"value": self.value, "mask": self.seen}
-            known |= {"u": view(self.rows), "seen": view(self.seen)}
-            known["offset"] = None if self.offset is None else view(self.offset)
+            tables: dict[str, Any] = {"value": self.value, "mask": self.seen}
+            tables |= {"u": view(self.rows), "seen": view(self.seen)}
             if self.estimate is not None:
-                known |= {name: view(part) for name, part in self.estimate.named_buffers()}
+                tables |= {name: view(part) for name, part in self.estimate.named_buffers()}
             if self.dim > 1:  # to go with rows of u
                 by_block = {"seen", "visits", "of_noise", "of_drift"}
-                known |= {name: known[name][:, None] for name in by_block & known.keys()}
-            self._views.found = known
+                tables |= {name: tables[name][:, None] for name in by_block & tables.keys()}
+            self._views.found = tables
         return self._views.found
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
@@ -380,7 +370,7 @@ class InnerTracker(KeepsPrecision):
         tables = self._views.found or self.views
         table, host = tables["value"], not isinstance(tables["u"], Tensor)
         shape = (blocks.size,) if self.dim == 1 else (blocks.size, self.dim)
-        if fresh.shape != shape or fresh.dtype != table.dtype or blocks.rows is not None:
+        if fresh.shape != shape or fresh.dtype != table.dtype or blocks.sample_of_entry is not None:
             fresh = self._shaped("values", fresh, blocks)
         past = None
         if self.needs_previous and not self.refresh_due:
@@ -403,7 +393,7 @@ class InnerTracker(KeepsPrecision):
         if values.shape == (*shape, 1) and self.dim == 1:
             values = values.squeeze(1)
         if values.shape != shape:
-            each = f"one row per {'entry' if blocks.rows is None else 'row'} of `index`"
+            each = f"one row per {'entry' if blocks.sample_of_entry is None else 'row'} of `index`"
             if blocks.inverse is None:
                 each = "one row for each of all blocks in order, because the call has no `index`"
             hint = (
@@ -415,7 +405,8 @@ class InnerTracker(KeepsPrecision):
                 f"{tuple(values.shape)}.{'' if values.dim() else hint}"
             )
         values = values.to(self.value.device, self.value.dtype)
-        return values if blocks.rows is None else values.index_select(0, blocks.rows)
+        samples = blocks.sample_of_entry
+        return values if samples is None else values.index_select(0, samples)
 
     def forward(self, fresh: Tensor, index: Any = None, previous: Tensor | None = None) -> Tensor:
         """Update the sampled blocks; return u_i carrying the gradient of g_i.
@@ -444,7 +435,7 @@ class InnerTracker(KeepsPrecision):
         return self._pooled(entries.batch(self.log_space), None, None)
 
     def _pooled(self, batch: Batch, group: Group | None, call: int | None) -> Batch:
-        """A batch over all ranks, minus the offset."""
+        """A batch over all ranks."""
         if group is not None:
             batch = over_ranks(batch, group, call)
         if not self.sampled and batch.index.shape[0] != self.num_inner:
@@ -454,13 +445,7 @@ class InnerTracker(KeepsPrecision):
                 "whose estimates are running averages (sonex, hinge, squared-hinge) can sample "
                 "them."
             )
-        if self._plain:
-            return batch
-        offset = self.views["offset"]
-        offset = offset if offset.ndim == 0 else offset[batch.index]
-        shift = per_row(offset * batch.counts, batch.fresh)
-        past = None if batch.previous is None else batch.previous - shift
-        return batch._replace(fresh=batch.fresh - shift, previous=past)
+        return batch
 
     def track(
         self,
@@ -490,7 +475,7 @@ class InnerTracker(KeepsPrecision):
             entries, number = entries.without_nonfinite(self.largest)
             dropped += number
         batch = entries.batch(self.log_space)
-        if group is not None or not (self._plain and self.sampled):
+        if group is not None or not self.sampled:
             batch = self._pooled(batch, group, call)
         current, counts = batch.index, batch.counts
         if entries.independent:
@@ -502,14 +487,15 @@ class InnerTracker(KeepsPrecision):
             if open_step is not None:
                 batch = open_step.batch.merge(batch, self.num_inner)
                 dropped += open_step.dropped - self._progress.skipped
-            known = self._progress.last, self._progress.steps + 1
-            if step.known is not None:
-                known = step.known[self]
+            counters = self._progress.last, self._progress.steps + 1
+            if step.counters is not None:
+                counters = step.counters[self]
             first = open_step is None and group is None
-            update = self._updated(batch, entries, dropped, first, *known)
-            if entries.blocks.known is not None:
-                ids = entries.blocks.known.all()
-                update = update._replace(ids=ids if open_step is None else ids & open_step.ids)
+            update = self._updated(batch, entries, dropped, first, *counters)
+            if entries.blocks.valid is not None:
+                valid = entries.blocks.valid.all()
+                valid = valid if open_step is None else valid & open_step.valid_ids
+                update = update._replace(valid_ids=valid)
             if entries.stand_in and group is None and self.on_nonfinite == "raise":
                 self._check_carrier(entries.carrier)
             step.updates[self] = update
@@ -519,7 +505,7 @@ class InnerTracker(KeepsPrecision):
                 u = u[xp.searchsorted(batch.index, current)]
         carrier, blocks, log = entries.carrier, entries.carrier_blocks, self.log_space
         if group is None:
-            present = None if blocks.known is None else blocks.counts > 0
+            present = None if blocks.valid is None else blocks.counts > 0
             return Tracked(u, current, carrier, blocks, counts, log=log, step=step, present=present)
         position = view(torch.searchsorted(tensor(current), tensor(blocks.index)))
         return Tracked(u, current, carrier, blocks, counts, group.size, position, log, step)
@@ -546,14 +532,14 @@ class InnerTracker(KeepsPrecision):
         fresh: Any = batch.mean(batch.fresh)
         previous, measured = batch.previous, self._measured
         previous = None if previous is None else batch.mean(previous)
-        repeated, repeats = False, REPEATS if last is None else last.repeats
+        repeated, repeats = False, MAX_REPEATS if last is None else last.repeats
         if first and measured and last is not None:
             repeated, repeats = self._comes_again(entries, fresh, last)
         rows, came = self._rows(batch), None
         if isinstance(fresh, Tensor):
             came = batch.finite()
             came = came if batch.present is None else came & batch.present
-            if rows.statistics is not None:  # of a known block, what is too large is bounded
+            if rows.statistics is not None:  # from the third visit on, large values are clipped
                 came = came & (self._within(fresh) | (rows.statistics.visits.view(len(fresh)) > 1))
         if repeated is not False:  # no new visit: it takes the place of the last one
             assert last is not None
@@ -566,10 +552,11 @@ class InnerTracker(KeepsPrecision):
             and not refresh
             and pooled is not None
             and pooled.steps >= 3
-            and abs(fresh - rows.u).max(initial=0.0) <= (rules.FAR * pooled.innovation) ** 0.5
+            and abs(fresh - rows.u).max(initial=0.0)
+            <= (rules.OUTLIER * pooled.squared_innovation) ** 0.5
         ):
-            # All is finite then, and nothing has to be bounded.
-            visit = self.rule.step(rows, fresh, near=True, repeated=repeated)
+            # All values are finite then, and none has to be clipped.
+            visit = self.rule.step(rows, fresh, skip_clipping=True, repeated=repeated)
         else:
             mask = came if came is None or self.dim == 1 else came[:, None]
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
@@ -643,8 +630,8 @@ class InnerTracker(KeepsPrecision):
     def _comes_again(self, entries: Entries, means: Array, last: Update) -> tuple[Any, Any]:
         """Whether these are the samples of the last step, at other parameters; how often they came.
 
-        The index is the same, and losses vary within their blocks as they did. A tensor on a GPU,
-        where nobody shall wait for it.
+        The index is the same, and losses vary within their blocks as they did. Both are tensors on
+        a GPU, to avoid a device synchronisation.
         """
         repeats = last.repeats
         if last.samples is None:
@@ -654,7 +641,7 @@ class InnerTracker(KeepsPrecision):
         if (
             inverse is None
             or before.inverse is None
-            or len(values) < len(means) + 8 * (blocks.known is None)
+            or len(values) < len(means) + 8 * (blocks.valid is None)
         ):
             return False, repeats
         if len(values) != len(earlier) or len(blocks.index) != len(before.index):
@@ -669,20 +656,20 @@ class InnerTracker(KeepsPrecision):
         there = (earlier - last.fresh[inverse]).reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
             product, squares = here @ there, (here @ here) * (there @ there)
-            same: Any = (product > 0) & (product * product > SAME**2 * squares)
+            same: Any = (product > 0) & (product * product > SAME_SAMPLES**2 * squares)
         if on_host:
-            return bool(same) and repeats < REPEATS, repeats + 1 if same else 0
+            return bool(same) and repeats < MAX_REPEATS, repeats + 1 if same else 0
         same = same & (inverse == before.inverse).all() & (blocks.index == before.index).all()
-        if blocks.known is not None:  # eight samples more than blocks
+        if blocks.valid is not None:  # eight samples more than blocks
             same = same & ((blocks.counts > 0).sum() + 8 <= len(values))
-        return same & (repeats < REPEATS), (repeats + 1) * same
+        return same & (repeats < MAX_REPEATS), (repeats + 1) * same
 
     def table_with(
         self, step: OpenStep, tracked: Tracked | None = None
     ) -> tuple[Array, Array | None]:
         """The u_i of all blocks after an open step, and which count; None for all.
 
-        On the CPU those of the blocks seen alone; elsewhere, to choose would make the host wait.
+        On the CPU those of the blocks seen alone; elsewhere a selection would synchronise.
 
         Args:
             step: the step.
@@ -722,16 +709,25 @@ class InnerTracker(KeepsPrecision):
         progress.blocks, progress.steps = update.batch, update.number
         progress.skipped = update.dropped
 
-    def stepped(self, number: int, blocks: Any, good: Tensor, update: Callable[[], Update]) -> None:
-        """Note a step whose rows are written: its number and B1, and for later how `good` it is."""
+    def record_step(
+        self, number: int, blocks: Any, good: Tensor, update: Callable[[], Update]
+    ) -> None:
+        """Record a step whose rows a CUDA graph has written.
+
+        Args:
+            number: of the step.
+            blocks: B1.
+            good: see the method `good`, checked when it has arrived on the host.
+            update: gives the update, for the error.
+        """
         progress = self._progress
         progress.steps, progress.blocks = number, blocks
         self._flags.push(good, update)
 
     def good(self, update: Update) -> Tensor:
-        """Whether the values of an update were finite, and its ids those of blocks; for later."""
-        values = _usual(update).all()
-        return torch.stack([values, torch.ones_like(values) & update.ids])
+        """Two flags, for `LateCheck`: all values of an update are finite, all its ids are valid."""
+        values = _finite_or_absent(update).all()
+        return torch.stack([values, torch.ones_like(values) & update.valid_ids])
 
     def write(self, update: Update) -> None:
         """Write the rows of an update."""
@@ -830,7 +826,7 @@ class ErrorEstimate(KeepsPrecision):
 
 
 class LateCheck:
-    """Notice bad values and ids without making the host wait for the device.
+    """Detects bad values and ids without a device synchronisation.
 
     Reading a number from a GPU waits for everything before it, and the GPU then idles until new
     work arrives. Here flags are copied beside the computation and looked at in a later step.
@@ -869,7 +865,7 @@ class LateCheck:
                     "contained others; what had them was left out."
                 )
             bad = update()
-            blocks = bad.batch.index[~_usual(bad)].unique().tolist()[:10]
+            blocks = bad.batch.index[~_finite_or_absent(bad)].unique().tolist()[:10]
             raise NonFiniteValue(
                 f"Inner values were NaN or infinite for blocks {blocks} in an earlier step; these "
                 "blocks kept their value, but the loss of that step, and so the gradient, was not "
@@ -877,7 +873,7 @@ class LateCheck:
             )
 
 
-def _usual(update: Update) -> Tensor:
-    """Which rows had finite values, or no values at all."""
+def _finite_or_absent(update: Update) -> Tensor:
+    """Which rows are blocks with finite values, or padding."""
     came: Any = update.came
     return came if update.batch.present is None else came | ~update.batch.present

@@ -20,8 +20,6 @@ from ..outer import AbstractOuter
 from ..terms import AbstractTerm, BlockParameters
 from ..tracker import InnerTracker, NonFiniteValue, Tracked, for_model
 
-__all__ = ["RiskTerm", "ScoreRisk", "Values", "average", "read_scores", "table_for", "warm_start"]
-
 Ints = NDArray[np.int64]
 Ranks = tuple[Group, list[int]]
 """The ranks, and the number of samples on each."""

@@ -21,8 +21,6 @@ from ..tracker import InnerTracker, Tracked
 from .base import Ints, RiskTerm, ScoreRisk, Values, average, read_scores
 from .pairs import PairLoss, pair_means
 
-__all__ = ["AUC", "AveragePrecision", "BinaryRisk", "Label", "MultiInstanceAUC"]
-
 LOGIT_MARGIN = 5.0
 """The margin between logits that a trained classifier has room for."""
 

@@ -17,8 +17,6 @@ from torch.nn.functional import softplus
 
 from .. import _checks
 
-__all__ = ["SURROGATES", "Members", "PairLoss", "difference", "pair_means"]
-
 _KEPT = 1 << 20  # pairs whose slopes are kept for the backward pass; more are computed twice
 _CHUNK = 1 << 18  # and so many at a time then
 

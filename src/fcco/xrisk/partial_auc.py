@@ -17,9 +17,6 @@ from .base import RiskTerm, Values, average, table_for
 from .binary import BinaryRisk, Label
 from .pairs import pair_means
 
-__all__ = ["PartialAUC", "TwoWayPartialAUC"]
-
-
 CUTOFF_RATE = 0.2
 """Weight of a batch in the cut-off, whose error counts in second order: s is the minimiser."""
 

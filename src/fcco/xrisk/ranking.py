@@ -21,8 +21,6 @@ from ..tracker import InnerTracker, Tracked
 from .base import Ints, New, RiskTerm, ScoreRisk, Values, average, table_for
 from .pairs import Members, PairLoss, difference, pair_means
 
-__all__ = ["NDCG", "ListwiseCrossEntropy", "RankingRisk", "RankingTerm"]
-
 Floats = NDArray[np.float64]
 
 
