@@ -60,6 +60,9 @@ def train(build: Any, batches: list[Any], per_step: int = 1, device: str = "cpu"
             optimizer.step()
             optimizer.zero_grad()
             seen.append(torch.cat([p.detach().flatten().clone() for p in model.parameters()]))
+    objective.eval()  # an evaluation reads the state that the last step has left
+    objective(lambda: function(model, x), index).backward()  # type: ignore[possibly-unbound]
+    seen.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
     state = objective.state_dict()
     seen += [value for name, value in sorted(state.items()) if "extra" not in name]
     return [each.double().cpu() for each in seen]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fcco
+from fcco.rules import cvar
 
 from .engine import batches
 from .entries import Entry
@@ -60,7 +61,9 @@ class Player:
         self.objective.warm_up([(self.closure(batch), None)])
         if self.problem.kind == "cvar":
             # Before the first batch; the term itself would take its values into account.
-            self.objective.term.start_threshold()
+            term = self.objective.term
+            s, slope = cvar.threshold(term.table(), term.ratio, term.smoothing)
+            term.load_state_dict({**term.state_dict(), "threshold": s, "tie_slope": slope})
 
     def step(self, batch: Batch, other: Batch) -> None:
         """One step of a user's loop."""

@@ -117,7 +117,8 @@ class CVaRTerm(OuterTerm):
         if "tables" not in found:
             buffers = (self.threshold, self.tie_slope, self.width)
             found["tables"] = [view(buffer) for buffer in buffers if buffer is not None]
-        found["kept"] = kept
+        # On a GPU a graph replays the writes alone: only the buffers are those of the last step.
+        found["kept"] = found["tables"][:2] if isinstance(kept[0], Tensor) else kept
         for table, value in zip(found["tables"], (*kept, width), strict=False):
             table[...] = value
 
