@@ -156,10 +156,10 @@ class Variant(Problem):
             batch = batch._replace(index=batch.index[: len(batch.index) // self.copies])
         return self._stated(*self.base.measure(model, batch))
 
-    def limits(self) -> list[Any]:
+    def tolerance(self) -> list[Any]:
         """Those of the base, scaled, repeated."""
         factor = self.scales[1]
-        pairs = [bounds("limits", "", limit) for limit in self.base.limits()]
+        pairs = [bounds("limits", "", limit) for limit in self.base.tolerance()]
         return [(factor * low, factor * high) for low, high in pairs] * self.copies
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
@@ -224,7 +224,7 @@ def make(name: str) -> Problem:
 def ours(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
     """`fcco.constrained` as a reader of its first line would call it; `setting` is for trials."""
     primal = adam(problem, model)
-    limits = problem.limits()
+    limits = problem.tolerance()
     objective = fcco.constrained(model, primal, len(limits), tolerance=limits, **setting)
     step = training_step(
         objective.optimizer,

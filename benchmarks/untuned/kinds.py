@@ -41,7 +41,7 @@ class Stated(Problem):
         self.low, self.high = torch.tensor(pairs).T
         self.num_constraints = int(self.low.isfinite().sum() + self.high.isfinite().sum())
 
-    def limits(self) -> list[Any]:
+    def tolerance(self) -> list[Any]:
         """In pairs."""
         wider = self.shift * self.units * (self.low < self.high)
         pairs = torch.stack([self.low - wider, self.high + wider], 1).tolist()
@@ -232,21 +232,21 @@ class Calibration(Stated):
     def __init__(self) -> None:
         self.state("calibration", Schedule(1500, 30, 2e-2), *[fcco.Equal(0.0)] * 8)
         random = torch.Generator().manual_seed(0)
-        centres = torch.randn(8, 1, 10, generator=random) * 0.7
-        x = centres + torch.randn(8, 250, 10, generator=random)
-        score = x @ torch.randn(10, generator=random) / 2
-        score = score + 0.8 * torch.randn(8, 1, generator=random)
+        centres = torch.randn(8, 1, 16, generator=random) * 0.7
+        x = centres + torch.randn(8, 250, 16, generator=random)
+        score = x @ torch.randn(16, generator=random) / 2
+        score = score + 0.5 * torch.randn(8, 1, generator=random)
         self.inputs, draws = x, torch.rand(8, 250, generator=random)
         self.targets = (draws < score.sigmoid()).float()
 
     def model(self) -> nn.Module:
         """A linear score."""
-        return linear(10)
+        return linear(16)
 
     def draw(self, generator: torch.Generator) -> Batch:
         """As many rows of each group."""
         rows = torch.randint(250, (8, self.size(20)), generator=generator)
-        inputs = self.inputs.gather(1, rows[..., None].expand(-1, -1, 10))
+        inputs = self.inputs.gather(1, rows[..., None].expand(-1, -1, 16))
         return Batch(inputs, self.targets.gather(1, rows))
 
     def every(self) -> Batch:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .arrays import Array, Number, Numbers, Tensors, where
-from .track import Pooled, Statistics
+from .track import Pooled, Statistics, standard_errors
 
 __all__ = ["Constraints", "Multipliers", "Scales", "Targets", "coefficients", "step", "targets"]
 
@@ -19,14 +20,19 @@ WARM_UP = 10
 FEW = 10
 """Visits up to which the noise of a constraint is mixed with that of all, which counts as 5."""
 
-MARGIN = 0.06
+_E = lambda n, d: float(os.environ.get(n, d))  # noqa: E731
+MARGIN = _E("MARGIN", 0.06)
 """Margin in units of sqrt(2 ln m) sigma_i, which the largest of m batch values is off by chance."""
 
 FORGET = 0.01
 """Share of omega that is forgotten in a step."""
 
-INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
+INTEGRAL, FASTEST, PROPORTIONAL = _E("INT", 0.01), 3 * _E("INT", 0.01), _E("PROP", 0.25)
 """Gains in units of kappa: of nu in a step, its bound, and of the part proportional to x."""
+
+HIGH, TIME, LOW = _E("HIGH", 4), _E("TIME", 100), _E("LOW", 0.25)
+MODE = _E("MODE", 1)
+LEAST = _E("LEAST", 0.01)
 
 TINY, HUGE = 1e-30, 1e30
 """The least number to divide by; and the variance of a constraint that does not move at all, which
@@ -45,6 +51,8 @@ class Scales(NamedTuple):
     losses: Number  # steps with a loss
     joint: Number  # the square of the sum of all e_i / sigma_i
     separate: Number  # the sum of their squares
+    level: Number  # mean of all losses
+    range: Number  # their variance
 
     def with_loss(self, loss: Number) -> Scales:
         """After a step with this loss."""
@@ -60,7 +68,15 @@ class Scales(NamedTuple):
         noise = on.choose(early, change, noise)
         weight = (steps > 0) / on.smaller(on.larger(steps, 1.0), 1 / 0.03)
         noise = noise + weight * (change - noise)
-        return self._replace(loss=loss, loss_noise=noise, losses=steps + 1)
+        mean = (steps > 0) / (steps + 1)
+        off = loss - self.level
+        most = on.choose(steps > 10, 100 * on.larger(self.range, noise), HUGE)
+        square = on.smaller(on.smaller(on.larger(off, -1e15), 1e15) ** 2, most)
+        level = self.level + on.choose(steps > 0, mean, 1.0) * off
+        spread = self.range + mean * ((1 - mean) * square - self.range)
+        return self._replace(
+            loss=loss, loss_noise=noise, losses=steps + 1, level=level, range=spread
+        )
 
     def with_innovations(self, relative: Array, steps: Number) -> Scales:
         """After a step with these e_i / sigma_i."""
@@ -107,11 +123,19 @@ class Scales(NamedTuple):
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         return on.smaller(self.joint / on.larger(self.separate, TINY), 1.0)
 
+    def gain(self) -> Number:
+        """High at first, then falling."""
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        return on.larger(HIGH / (1 + self.active / TIME), LOW)
+
     def unit(self) -> Number:
         """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1))."""
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         scale = on.larger(self.coherence, 0.1) ** 0.5 * on.larger(self.omega, 1.0)
-        return (self.coherence > 0) * self.loss_noise**0.5 / scale
+        least = self.range * LEAST
+        noise = on.choose(self.loss_noise > least, self.loss_noise, least)
+        noise = on.choose(noise > 0, noise, 1.0)
+        return (self.coherence > 0) * noise**0.5 / scale
 
 
 class Targets(NamedTuple):
@@ -208,6 +232,15 @@ def step(
     on: Any = Tensors if isinstance(scales.omega, Tensor) else Numbers
     fresh, old, after, known, statistics, pooled, came = shown
     variance, again = _variance(statistics, pooled)
+    moves = variance > 0
+    margin = share * scales.room() * _error(statistics, pooled) * again
+    if targets.sides is not None:  # at most to the middle of the interval
+        margin = margin.clip(max=targets.sides[3] - targets.margin)
+    inside = margin + targets.margin
+    excess = after - targets.limit + inside
+    # A value that does not move has no noise: its violation is its unit.
+    outside = targets.outside(excess, 1.0, margin)
+    variance = where(moves, variance, where(outside == 0, HUGE, outside**2))
     noise, innovation = variance**0.5, fresh - old
     if known is not None:  # a first value is no surprise
         innovation = innovation * known
@@ -217,17 +250,11 @@ def step(
     if targets.sides is not None:  # towards the limit, which is below for lower ones
         relative = relative * (2 * targets.sides[1] - 1)
     scales = scales.with_innovations(relative, steps)
-    moves = variance < HUGE
-    margin = share * scales.room() * (noise * moves)
-    if targets.sides is not None:  # at most to the middle of the interval
-        margin = margin.clip(max=targets.sides[3] - targets.margin)
     multiplier = rows.multiplier
     if isinstance(steps, Tensor) or steps >= WARM_UP:
-        inside = margin + targets.margin
-        excess = after - targets.limit + inside
         # Some constraint came twice. Nothing acts before the first violation that counts.
         measured = (pooled.steps > 0) & (steps >= WARM_UP)
-        violation = targets.outside(excess, 1.0, margin) * measured / noise
+        violation = outside * measured / noise
         violation = violation if targets.sides is None else abs(violation)
         violation = violation if came is None else violation * came
         scales = scales.with_violation(violation, known)
@@ -235,7 +262,7 @@ def step(
         gain = PROPORTIONAL * scales.sampling**0.5 * kappa
         slope = targets.outside(multiplier + excess * gain, gain, margin) * moves
         slope = slope if came is None else slope * came
-        rate = on.smaller(INTEGRAL * scales.sampling, FASTEST) * kappa
+        rate = on.smaller(INTEGRAL * scales.sampling, FASTEST) * kappa * scales.gain()
         moved = multiplier + (fresh - targets.limit + inside) * rate
         multiplier = targets.outside(moved, rate, margin)
         scales = scales.with_action(slope, innovation, noise)
@@ -254,7 +281,18 @@ def _variance(statistics: Statistics, pooled: Pooled) -> tuple[Array, Array]:
     own, half = statistics.visits - 1, statistics.difference / 2  # half a squared difference
     mixed = (half * own + 5 * (pooled.difference / 2)) / (statistics.visits + 4)
     variance = half + (statistics.visits <= FEW) * (mixed - half)
-    return where(variance == 0, HUGE, variance), own > 0
+    return variance, own > 0
+
+
+def _error(statistics: Statistics, pooled: Pooled) -> Array:
+    """The error of u."""
+    if MODE == 0:
+        return _variance(statistics, pooled)[0] ** 0.5
+    own, few = statistics.visits - 1, statistics.visits <= FEW
+    pairs = (statistics.difference, pooled.difference), (statistics.innovation, pooled.innovation)
+    mixed = (a + few * ((a * own + 5 * b) / (own + 5) - a) for a, b in pairs)
+    noise, lag = standard_errors(*mixed, pooled.gain)
+    return (noise**2 + lag**2) ** 0.5 if MODE == 1 else noise
 
 
 def largest_margin(number: int) -> float:
