@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any, NamedTuple
 
 import torch
@@ -20,19 +19,21 @@ WARM_UP = 10
 FEW = 10
 """Visits up to which the noise of a constraint is mixed with that of all, which counts as 5."""
 
-_E = lambda n, d: float(os.environ.get(n, d))  # noqa: E731
-MARGIN = _E("MARGIN", 0.06)
-"""Margin in units of sqrt(2 ln m) sigma_i, which the largest of m batch values is off by chance."""
+MARGIN = 0.2
+"""Margin in units of sqrt(2 ln m) errors of u_i, which the largest of m is off by chance."""
 
 FORGET = 0.01
 """Share of omega that is forgotten in a step."""
 
-INTEGRAL, FASTEST, PROPORTIONAL = _E("INT", 0.01), 3 * _E("INT", 0.01), _E("PROP", 0.25)
+INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
 """Gains in units of kappa: of nu in a step, its bound, and of the part proportional to x."""
 
-HIGH, TIME, LOW = _E("HIGH", 4), _E("TIME", 100), _E("LOW", 0.25)
-MODE = _E("MODE", 1)
-LEAST = _E("LEAST", 0.01)
+HIGHEST, LOWEST, SETTLING, MEMORY = 4.0, 0.25, 100, 0.01
+"""What `INTEGRAL` is multiplied with: first `HIGHEST`, half of it after so many steps that act, at
+last `LOWEST`; more where the steps of nu, averaged with the weight `MEMORY`, have a trend."""
+
+LEAST = 0.01
+"""Share of the variance of all losses so far that counts as noise of the loss at least."""
 
 TINY, HUGE = 1e-30, 1e30
 """The least number to divide by; and the variance of a constraint that does not move at all, which
@@ -123,11 +124,6 @@ class Scales(NamedTuple):
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         return on.smaller(self.joint / on.larger(self.separate, TINY), 1.0)
 
-    def gain(self) -> Number:
-        """High at first, then falling."""
-        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
-        return on.larger(HIGH / (1 + self.active / TIME), LOW)
-
     def unit(self) -> Number:
         """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1))."""
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
@@ -179,6 +175,7 @@ class Multipliers(NamedTuple):
     multiplier: Array  # nu_i
     variance: Array  # sigma_i^2 after the last visit, 0 before the second
     margin: Array  # that of the noise, after the last visit
+    trend: Array  # mean step of nu_i, in units of noise; its chance value is 1
 
 
 def coefficients(
@@ -226,7 +223,7 @@ def step(
         targets: the limits.
         shown: by the step.
         scales: with its `sampling` and its loss.
-        share: of sigma_i that a margin has at most.
+        share: of the error of u_i that a margin has at most.
         steps: number of steps, this one included.
     """
     on: Any = Tensors if isinstance(scales.omega, Tensor) else Numbers
@@ -250,7 +247,7 @@ def step(
     if targets.sides is not None:  # towards the limit, which is below for lower ones
         relative = relative * (2 * targets.sides[1] - 1)
     scales = scales.with_innovations(relative, steps)
-    multiplier = rows.multiplier
+    multiplier, trend = rows.multiplier, rows.trend
     if isinstance(steps, Tensor) or steps >= WARM_UP:
         # Some constraint came twice. Nothing acts before the first violation that counts.
         measured = (pooled.steps > 0) & (steps >= WARM_UP)
@@ -262,11 +259,16 @@ def step(
         gain = PROPORTIONAL * scales.sampling**0.5 * kappa
         slope = targets.outside(multiplier + excess * gain, gain, margin) * moves
         slope = slope if came is None else slope * came
-        rate = on.smaller(INTEGRAL * scales.sampling, FASTEST) * kappa * scales.gain()
-        moved = multiplier + (fresh - targets.limit + inside) * rate
-        multiplier = targets.outside(moved, rate, margin)
+        rate = on.smaller(INTEGRAL * scales.sampling, FASTEST) * kappa
+        least = on.larger(HIGHEST / (1 + scales.active / SETTLING), LOWEST)
+        gain = (trend**2 / 4).clip(least).clip(max=HIGHEST)
+        x = fresh - targets.limit + inside
+        trial = targets.outside(multiplier + x * rate, rate, margin) - multiplier
+        trial = (trial / (rate * noise + TINY)).clip(-3, 3) * ((2 - MEMORY) / MEMORY) ** 0.5
+        trend = trend + MEMORY * (trial - trend)
+        multiplier = targets.outside(multiplier + x * rate * gain, rate * gain, margin)
         scales = scales.with_action(slope, innovation, noise)
-    new = Multipliers(multiplier, variance * again, margin)
+    new = Multipliers(multiplier, variance * again, margin, trend)
     if came is not None:
         new = Multipliers(*(where(came, b, a) for a, b in zip(rows, new, strict=True)))
     return new, scales
@@ -285,16 +287,17 @@ def _variance(statistics: Statistics, pooled: Pooled) -> tuple[Array, Array]:
 
 
 def _error(statistics: Statistics, pooled: Pooled) -> Array:
-    """The error of u."""
-    if MODE == 0:
-        return _variance(statistics, pooled)[0] ** 0.5
+    """The error of u of constraints just visited; the one place that reads what the tracker says.
+
+    As with the noise, few visits count together with those of all constraints.
+    """
     own, few = statistics.visits - 1, statistics.visits <= FEW
     pairs = (statistics.difference, pooled.difference), (statistics.innovation, pooled.innovation)
     mixed = (a + few * ((a * own + 5 * b) / (own + 5) - a) for a, b in pairs)
     noise, lag = standard_errors(*mixed, pooled.gain)
-    return (noise**2 + lag**2) ** 0.5 if MODE == 1 else noise
+    return (noise**2 + lag**2) ** 0.5
 
 
 def largest_margin(number: int) -> float:
-    """The share of sigma_i that a margin has at most, for m constraints."""
+    """The share of the error of u_i that a margin has at most, for m constraints."""
     return MARGIN * math.sqrt(2 * math.log(max(number, 2)))

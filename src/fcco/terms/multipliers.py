@@ -94,7 +94,7 @@ class MultiplierTerm(ConstraintTerm):
     def views(self) -> dict[str, Any]:
         """The state and the limits as the rules see them; renewed when they move."""
         if not self._views.found:
-            rows = Multipliers(view(self.multiplier), view(self.variance), view(self.margin))
+            rows = Multipliers(*(view(self.get_buffer(name)) for name in Multipliers._fields))
             limits = self.limits
             limit, margin, sides = rules.targets(
                 limits.tolerance.expand(limits.number), limits.low, limits.margin
