@@ -35,6 +35,11 @@ last `LOWEST`; more where the steps of nu, averaged with the weight `MEMORY`, ha
 LEAST = 0.01
 """Share of the variance of all losses so far that counts as noise of the loss at least."""
 
+FORCED, CHANCE, ALIKE = 10.0, 0.5, 4.0
+"""Limits are relaxed when constraints act with more than `FORCED` times sigma_0 / A, and one of
+them is violated by more than `CHANCE` in units of noise all the same; all by as much, when their
+noise differs by a factor of `ALIKE` at most."""
+
 TINY, HUGE = 1e-30, 1e30
 """The least number to divide by; and the variance of a constraint that does not move at all, which
 has no unit: with 0 for it, no other constraint would count beside it."""
@@ -54,6 +59,8 @@ class Scales(NamedTuple):
     separate: Number  # the sum of their squares
     level: Number  # mean of all losses
     range: Number  # their variance
+    pressure: Number  # the largest c_i sigma_i of the last steps, in units of sigma_0 / A
+    typical: Number  # the sigma_i of constraints that act
 
     def with_loss(self, loss: Number) -> Scales:
         """After a step with this loss."""
@@ -71,7 +78,7 @@ class Scales(NamedTuple):
         noise = noise + weight * (change - noise)
         mean = (steps > 0) / (steps + 1)
         off = loss - self.level
-        most = on.choose(steps > 10, 100 * on.larger(self.range, noise), HUGE)
+        most = on.choose((steps > 10) & (self.range > 0), 100 * self.range, HUGE)
         square = on.smaller(on.smaller(on.larger(off, -1e15), 1e15) ** 2, most)
         level = self.level + on.choose(steps > 0, mean, 1.0) * off
         spread = self.range + mean * ((1 - mean) * square - self.range)
@@ -113,7 +120,14 @@ class Scales(NamedTuple):
         weight = acts / on.smaller(active + 10, 50.0)
         coherence = on.larger(self.coherence + weight * (square - self.coherence), 0.1)
         coherence = (self.coherence > 0) * coherence
-        return self._replace(active=active, coherence=coherence)
+        pressure = largest * on.larger(coherence, 0.1) ** 0.5 / self.deviation()
+        pressure = on.larger(self.pressure * (1 - FORGET), pressure)
+        share = abs(slope) * noise
+        typical = on.number((share * noise).sum()) / on.larger(on.number(share.sum()), TINY)
+        typical = self.typical + weight * (typical - self.typical)
+        return self._replace(
+            active=active, coherence=coherence, pressure=pressure, typical=typical
+        )
 
     def room(self) -> Number:
         """How much of its margin a constraint has room for, from 0 to 1.
@@ -128,10 +142,19 @@ class Scales(NamedTuple):
         """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1))."""
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         scale = on.larger(self.coherence, 0.1) ** 0.5 * on.larger(self.omega, 1.0)
-        least = self.range * LEAST
-        noise = on.choose(self.loss_noise > least, self.loss_noise, least)
-        noise = on.choose(noise > 0, noise, 1.0)
-        return (self.coherence > 0) * noise**0.5 / scale
+        return (self.coherence > 0) * self.deviation() / scale
+
+    def deviation(self) -> Number:
+        """sigma_0; 1 for a loss that is constant."""
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        noise, least = self.loss_noise, self.range * LEAST
+        noise = on.choose(noise > least, noise, least)
+        return on.choose(noise > 0, noise, 1.0) ** 0.5
+
+    def slack(self) -> Number:
+        """By how much all limits are relaxed, in units of noise: 0 unless they cannot all hold."""
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        return on.larger(self.pressure / FORCED - 1, 0.0) * on.larger(self.omega - CHANCE, 0.0)
 
 
 class Targets(NamedTuple):
@@ -248,6 +271,10 @@ def step(
         relative = relative * (2 * targets.sides[1] - 1)
     scales = scales.with_innovations(relative, steps)
     multiplier, trend = rows.multiplier, rows.trend
+    # Of values in like units the excess is balanced, of others their excess in units of noise.
+    like = (0 * noise + scales.typical).clip(noise * moves / ALIKE, noise * ALIKE)
+    slack = scales.slack() * like
+    margin, excess, inside = margin - slack, excess - slack, inside - slack
     if isinstance(steps, Tensor) or steps >= WARM_UP:
         # Some constraint came twice. Nothing acts before the first violation that counts.
         measured = (pooled.steps > 0) & (steps >= WARM_UP)

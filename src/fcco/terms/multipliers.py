@@ -69,7 +69,7 @@ class MultiplierTerm(ConstraintTerm):
     margin: Tensor
     scales: Tensor
     watches_objective = True
-    never_negative = ("variance", "margin")
+    never_negative = ("variance",)
 
     def __init__(self, tracker: InnerTracker, **limits: Any) -> None:
         if tracker.dim != 1:
