@@ -37,8 +37,8 @@ LEAST = 0.01
 
 FORCED, CHANCE, ALIKE = 10.0, 0.5, 4.0
 """Limits are relaxed when constraints act with more than `FORCED` times sigma_0 / A, and one of
-them is violated by more than `CHANCE` in units of noise all the same; all by as much, when their
-noise differs by a factor of `ALIKE` at most."""
+them is violated by more than `CHANCE` in units of noise all the same. Noise that differs by a factor
+of at most `ALIKE` is alike."""
 
 TINY, HUGE = 1e-30, 1e30
 """The least number to divide by; and the variance of a constraint that does not move at all, which
@@ -151,10 +151,22 @@ class Scales(NamedTuple):
         noise = on.choose(noise > least, noise, least)
         return on.choose(noise > 0, noise, 1.0) ** 0.5
 
-    def slack(self) -> Number:
-        """By how much all limits are relaxed, in units of noise: 0 unless they cannot all hold."""
+    def gains(self, trend: Array) -> Array:
+        """What `INTEGRAL` is multiplied with: much at first and where nu has a trend."""
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
-        return on.larger(self.pressure / FORCED - 1, 0.0) * on.larger(self.omega - CHANCE, 0.0)
+        most = on.larger(HIGHEST / on.larger(self.omega, 1.0), LOWEST)
+        least = on.larger(HIGHEST / (1 + self.active / SETTLING), LOWEST)
+        return (trend**2 / 4).clip(max=most).clip(least)
+
+    def slack(self, noise: Array) -> Array:
+        """By how much limits are relaxed: 0 unless they cannot all hold.
+
+        Where noise is alike, limits are in like units and all are relaxed by as much; others by as
+        much in units of their noise.
+        """
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        beyond = on.larger(self.pressure / FORCED - 1, 0.0) * on.larger(self.omega - CHANCE, 0.0)
+        return beyond * (0 * noise + self.typical).clip(noise / ALIKE, noise * ALIKE)
 
 
 class Targets(NamedTuple):
@@ -197,7 +209,7 @@ class Multipliers(NamedTuple):
 
     multiplier: Array  # nu_i
     variance: Array  # sigma_i^2 after the last visit, 0 before the second
-    margin: Array  # that of the noise, after the last visit
+    margin: Array  # that of the error of u_i less the slack, after the last visit
     trend: Array  # mean step of nu_i, in units of noise; its chance value is 1
 
 
@@ -271,9 +283,7 @@ def step(
         relative = relative * (2 * targets.sides[1] - 1)
     scales = scales.with_innovations(relative, steps)
     multiplier, trend = rows.multiplier, rows.trend
-    # Of values in like units the excess is balanced, of others their excess in units of noise.
-    like = (0 * noise + scales.typical).clip(noise * moves / ALIKE, noise * ALIKE)
-    slack = scales.slack() * like
+    slack = scales.slack(noise * moves)
     margin, excess, inside = margin - slack, excess - slack, inside - slack
     if isinstance(steps, Tensor) or steps >= WARM_UP:
         # Some constraint came twice. Nothing acts before the first violation that counts.
@@ -287,13 +297,12 @@ def step(
         slope = targets.outside(multiplier + excess * gain, gain, margin) * moves
         slope = slope if came is None else slope * came
         rate = on.smaller(INTEGRAL * scales.sampling, FASTEST) * kappa
-        least = on.larger(HIGHEST / (1 + scales.active / SETTLING), LOWEST)
-        gain = (trend**2 / 4).clip(least).clip(max=HIGHEST)
+        gain = rate * scales.gains(trend)
         x = fresh - targets.limit + inside
         trial = targets.outside(multiplier + x * rate, rate, margin) - multiplier
         trial = (trial / (rate * noise + TINY)).clip(-3, 3) * ((2 - MEMORY) / MEMORY) ** 0.5
         trend = trend + MEMORY * (trial - trend)
-        multiplier = targets.outside(multiplier + x * rate * gain, rate * gain, margin)
+        multiplier = targets.outside(multiplier + x * gain, gain, margin)
         scales = scales.with_action(slope, innovation, noise)
     new = Multipliers(multiplier, variance * again, margin, trend)
     if came is not None:
