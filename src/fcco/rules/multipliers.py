@@ -28,7 +28,7 @@ FORGET = 0.01
 INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
 """Gains in units of kappa: of nu in a step, its bound, and of the part proportional to x."""
 
-HIGHEST, LOWEST, SETTLING, MEMORY = 4.0, 0.25, 100, 0.01
+HIGHEST, LOWEST, SETTLING, MEMORY = 4.0, 0.5, 100, 0.01
 """What `INTEGRAL` is multiplied with: first `HIGHEST`, half of it after so many steps that act, at
 last `LOWEST`; more where the steps of nu, averaged with the weight `MEMORY`, have a trend."""
 
@@ -37,8 +37,8 @@ LEAST = 0.01
 
 FORCED, CHANCE, ALIKE = 10.0, 0.5, 4.0
 """Limits are relaxed when constraints act with more than `FORCED` times sigma_0 / A, and one of
-them is violated by more than `CHANCE` in units of noise all the same. Noise that differs by a factor
-of at most `ALIKE` is alike."""
+them is violated by more than `CHANCE` in units of noise all the same. Noise is alike that differs
+by a factor of at most `ALIKE`."""
 
 TINY, HUGE = 1e-30, 1e30
 """The least number to divide by; and the variance of a constraint that does not move at all, which
@@ -59,6 +59,7 @@ class Scales(NamedTuple):
     separate: Number  # the sum of their squares
     level: Number  # mean of all losses
     range: Number  # their variance
+    deviation: Number  # sigma_0, at least a share of that; 1 for a loss that is constant
     pressure: Number  # the largest c_i sigma_i of the last steps, in units of sigma_0 / A
     typical: Number  # the sigma_i of constraints that act
 
@@ -68,23 +69,23 @@ class Scales(NamedTuple):
         noise, steps = self.loss_noise, self.losses
         loss = on.choose(loss - loss == 0, loss, self.loss)  # NaN and infinity are left out
         # One outlier must not make all constraints act many times harder.
-        bound = on.choose(
-            (steps > 2) & (noise > 0), on.choose(steps > 10, 9 * noise, 100 * noise), HUGE
-        )
+        bound = noise * (100 - 91 * (steps > 10)) + HUGE * ((steps <= 2) | (noise == 0))
         change = on.smaller(on.smaller(on.larger(loss - self.loss, -1e15), 1e15) ** 2 / 2, bound)
         early = (steps <= 10) & (change < 1e-4 * noise)  # what came before was one
-        noise = on.choose(early, change, noise)
+        noise = noise + early * (change - noise)
         weight = (steps > 0) / on.smaller(on.larger(steps, 1.0), 1 / 0.03)
         noise = noise + weight * (change - noise)
         mean = (steps > 0) / (steps + 1)
         off = loss - self.level
-        most = on.choose((steps > 10) & (self.range > 0), 100 * self.range, HUGE)
+        most = 100 * self.range + HUGE * ((steps <= 10) | (self.range == 0))
         square = on.smaller(on.smaller(on.larger(off, -1e15), 1e15) ** 2, most)
-        level = self.level + on.choose(steps > 0, mean, 1.0) * off
+        level = self.level + (mean + (steps == 0)) * off
         spread = self.range + mean * ((1 - mean) * square - self.range)
+        most = on.larger(noise, spread * LEAST)
         return self._replace(
-            loss=loss, loss_noise=noise, losses=steps + 1, level=level, range=spread
-        )
+            loss=loss, loss_noise=noise, losses=steps + 1, level=level, range=spread,
+            deviation=(most + (most == 0)) ** 0.5,
+        )  # fmt: skip
 
     def with_innovations(self, relative: Array, steps: Number) -> Scales:
         """After a step with these e_i / sigma_i."""
@@ -106,7 +107,7 @@ class Scales(NamedTuple):
         begins = (self.coherence == 0) & (largest > 0)
         return self._replace(
             omega=on.larger(self.omega * (1 - FORGET), worst),
-            coherence=on.choose(begins, on.larger(start, 0.1), self.coherence),
+            coherence=self.coherence + begins * (on.larger(start, 0.1) - self.coherence),
         )
 
     def with_action(self, slope: Array, innovation: Array, noise: Array) -> Scales:
@@ -120,36 +121,18 @@ class Scales(NamedTuple):
         weight = acts / on.smaller(active + 10, 50.0)
         coherence = on.larger(self.coherence + weight * (square - self.coherence), 0.1)
         coherence = (self.coherence > 0) * coherence
-        pressure = largest * on.larger(coherence, 0.1) ** 0.5 / self.deviation()
+        pressure = largest * on.larger(coherence, 0.1) ** 0.5 / self.deviation
         pressure = on.larger(self.pressure * (1 - FORGET), pressure)
         share = abs(slope) * noise
         typical = on.number((share * noise).sum()) / on.larger(on.number(share.sum()), TINY)
         typical = self.typical + weight * (typical - self.typical)
-        return self._replace(
-            active=active, coherence=coherence, pressure=pressure, typical=typical
-        )
-
-    def room(self) -> Number:
-        """How much of its margin a constraint has room for, from 0 to 1.
-
-        The noise of a pair of opposite constraints cancels: between them is no room. That of
-        others adds up, as independent noise or stronger.
-        """
-        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
-        return on.smaller(self.joint / on.larger(self.separate, TINY), 1.0)
+        return self._replace(active=active, coherence=coherence, pressure=pressure, typical=typical)
 
     def unit(self) -> Number:
         """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1))."""
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         scale = on.larger(self.coherence, 0.1) ** 0.5 * on.larger(self.omega, 1.0)
-        return (self.coherence > 0) * self.deviation() / scale
-
-    def deviation(self) -> Number:
-        """sigma_0; 1 for a loss that is constant."""
-        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
-        noise, least = self.loss_noise, self.range * LEAST
-        noise = on.choose(noise > least, noise, least)
-        return on.choose(noise > 0, noise, 1.0) ** 0.5
+        return (self.coherence > 0) * self.deviation / scale
 
     def gains(self, trend: Array) -> Array:
         """What `INTEGRAL` is multiplied with: much at first and where nu has a trend."""
@@ -225,7 +208,7 @@ def coefficients(
         noise: sigma^2 over all constraints.
         scales: of the last step.
     """
-    variance = where(rows.variance == 0, noise + TINY, rows.variance)
+    variance = rows.variance + (rows.variance == 0) * (noise + TINY)
     gain = PROPORTIONAL * scales.sampling**0.5 * scales.unit() / variance
     x = excess + (rows.margin + targets.margin)
     return targets.outside(rows.multiplier + x * gain, gain, rows.margin)
@@ -263,16 +246,19 @@ def step(
     """
     on: Any = Tensors if isinstance(scales.omega, Tensor) else Numbers
     fresh, old, after, known, statistics, pooled, came = shown
-    variance, again = _variance(statistics, pooled)
+    variance, error, again = _noise(statistics, pooled)
     moves = variance > 0
-    margin = share * scales.room() * _error(statistics, pooled) * again
+    # The noise of a pair of opposite constraints cancels: between them is no room. That of others
+    # adds up, as independent noise or stronger.
+    room = on.smaller(scales.joint / on.larger(scales.separate, TINY), 1.0)
+    margin = share * room * error * again
     if targets.sides is not None:  # at most to the middle of the interval
         margin = margin.clip(max=targets.sides[3] - targets.margin)
     inside = margin + targets.margin
     excess = after - targets.limit + inside
     # A value that does not move has no noise: its violation is its unit.
     outside = targets.outside(excess, 1.0, margin)
-    variance = where(moves, variance, where(outside == 0, HUGE, outside**2))
+    variance = variance + ~moves * (outside**2 + HUGE * (outside == 0))
     noise, innovation = variance**0.5, fresh - old
     if known is not None:  # a first value is no surprise
         innovation = innovation * known
@@ -310,28 +296,18 @@ def step(
     return new, scales
 
 
-def _variance(statistics: Statistics, pooled: Pooled) -> tuple[Array, Array]:
-    """sigma_i^2 of constraints just visited, and which came again.
+def _noise(statistics: Statistics, pooled: Pooled) -> tuple[Array, Array, Array]:
+    """sigma_i^2 of constraints just visited, the error of their u, and which came again.
 
-    One value alone tells no noise: sigma_i^2 is then that of all constraints, now and when it is
-    read later.
+    Few visits count together with those of all constraints. One value alone tells no noise:
+    sigma_i^2 is then that of all constraints, now and when it is read later.
     """
-    own, half = statistics.visits - 1, statistics.difference / 2  # half a squared difference
-    mixed = (half * own + 5 * (pooled.difference / 2)) / (statistics.visits + 4)
-    variance = half + (statistics.visits <= FEW) * (mixed - half)
-    return variance, own > 0
-
-
-def _error(statistics: Statistics, pooled: Pooled) -> Array:
-    """The error of u of constraints just visited; the one place that reads what the tracker says.
-
-    As with the noise, few visits count together with those of all constraints.
-    """
-    own, few = statistics.visits - 1, statistics.visits <= FEW
-    pairs = (statistics.difference, pooled.difference), (statistics.innovation, pooled.innovation)
-    mixed = (a + few * ((a * own + 5 * b) / (own + 5) - a) for a, b in pairs)
-    noise, lag = standard_errors(*mixed, pooled.gain)
-    return (noise**2 + lag**2) ** 0.5
+    own = statistics.visits - 1
+    others = (statistics.visits <= FEW) * 5 / (own + 5)
+    moved = statistics.difference + others * (pooled.difference - statistics.difference)
+    missed = statistics.innovation + others * (pooled.innovation - statistics.innovation)
+    noise, lag = standard_errors(moved, missed, pooled.gain)
+    return moved / 2, (noise**2 + lag**2) ** 0.5, own > 0
 
 
 def largest_margin(number: int) -> float:

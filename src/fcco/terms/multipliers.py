@@ -54,9 +54,9 @@ class MultiplierTerm(ConstraintTerm):
 
     Limits that cannot all hold would let :math:`\nu` grow for ever. Once the largest
     :math:`A\,c_i\sigma_i` is above :math:`10\,\sigma_0` while some limit is exceeded by more than
-    chance, all are relaxed by the same :math:`s` (by the same number of :math:`\sigma_i` where these
-    differ by more than a factor of 4), which grows with the multipliers until they stop: those of
-    the constraints that are exceeded by less then fall, and the largest excess becomes the least.
+    chance, all are relaxed by the same :math:`s` (by as many :math:`\sigma_i` where these differ by
+    more than a factor of 4), which grows with the multipliers until they stop: those of the
+    constraints that are exceeded by less then fall, and the largest excess becomes the least.
 
     The first 10 steps only measure. The state changes when a step ends, from all of its batches.
 
