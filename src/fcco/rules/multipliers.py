@@ -208,7 +208,7 @@ def coefficients(
         noise: sigma^2 over all constraints.
         scales: of the last step.
     """
-    variance = rows.variance + (rows.variance == 0) * (noise + TINY)
+    variance = where(rows.variance == 0, noise + TINY, rows.variance)
     gain = PROPORTIONAL * scales.sampling**0.5 * scales.unit() / variance
     x = excess + (rows.margin + targets.margin)
     return targets.outside(rows.multiplier + x * gain, gain, rows.margin)
@@ -258,7 +258,8 @@ def step(
     excess = after - targets.limit + inside
     # A value that does not move has no noise: its violation is its unit.
     outside = targets.outside(excess, 1.0, margin)
-    variance = variance + ~moves * (outside**2 + HUGE * (outside == 0))
+    variance = variance + ~moves * outside**2
+    variance = where(variance == 0, HUGE, variance)
     noise, innovation = variance**0.5, fresh - old
     if known is not None:  # a first value is no surprise
         innovation = innovation * known
@@ -303,7 +304,7 @@ def _noise(statistics: Statistics, pooled: Pooled) -> tuple[Array, Array, Array]
     sigma_i^2 is then that of all constraints, now and when it is read later.
     """
     own = statistics.visits - 1
-    others = (statistics.visits <= FEW) * 5 / (own + 5)
+    others = 5 / (own + 5) * (statistics.visits <= FEW)
     moved = statistics.difference + others * (pooled.difference - statistics.difference)
     missed = statistics.innovation + others * (pooled.innovation - statistics.innovation)
     noise, lag = standard_errors(moved, missed, pooled.gain)
