@@ -151,7 +151,7 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
         new = [sign[i] * (fresh[i] - old[i]) / sigma2[i] ** 0.5 for i in seen]
         joint += max(0.02, 1 / (t + 1)) * (sum(new) ** 2 - joint)
         separate += max(0.02, 1 / (t + 1)) * (sum(e**2 for e in new) - separate)
-        slack = max(pressure / 10 - 1, 0) * max(omega - 0.5, 0)
+        slack = max(pressure / 5 - 1, 0) * max(omega - 0.5, 0)
         tight = {}
         for i in index:
             few = visits[i] <= 10

@@ -35,7 +35,7 @@ last `LOWEST`; more where the steps of nu, averaged with the weight `MEMORY`, ha
 LEAST = 0.01
 """Share of the variance of all losses so far that counts as noise of the loss at least."""
 
-FORCED, CHANCE, ALIKE = 10.0, 0.5, 4.0
+FORCED, CHANCE, ALIKE = 5.0, 0.5, 4.0
 """Limits are relaxed when constraints act with more than `FORCED` times sigma_0 / A, and one of
 them is violated by more than `CHANCE` in units of noise all the same. Noise is alike that differs
 by a factor of at most `ALIKE`."""

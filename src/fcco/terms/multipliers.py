@@ -40,9 +40,10 @@ class MultiplierTerm(ConstraintTerm):
       successive differences. A value that never moved has its violation in place of
       :math:`\sigma_i`; :math:`\sigma_0` is at least a tenth of the standard deviation of all losses
       so far.
-    * :math:`h_i`, from 4 to 1/4, is large at first, 4/(1 + t/100) after t steps with an active
-      constraint, and as long as :math:`\nu_i` has a trend: :math:`z_i^2/4` where :math:`z_i` is a
-      moving average of its steps over 100 visits, in units of what it is by chance.
+    * :math:`h_i`, from 4 to 1/2, is large at first, 4/(1 + t/100) after t steps with an active
+      constraint, and as long as :math:`\nu_i` has a trend: :math:`z_i^2/4`, at most
+      :math:`4/\omega`, where :math:`z_i` is a moving average of its steps over 100 visits, in units
+      of what it is by chance.
     * :math:`W_i` is the noise or, while there is more to repair, the largest violation in units of
       it, :math:`\omega = \max_i [x_i]_+/\sigma_i`, which is forgotten by 1 % a step.
     * A is how strongly constraints act together: the standard deviation of :math:`\sum_i c_i
@@ -53,7 +54,7 @@ class MultiplierTerm(ConstraintTerm):
       interval.
 
     Limits that cannot all hold would let :math:`\nu` grow for ever. Once the largest
-    :math:`A\,c_i\sigma_i` is above :math:`10\,\sigma_0` while some limit is exceeded by more than
+    :math:`A\,c_i\sigma_i` is above :math:`5\,\sigma_0` while some limit is exceeded by more than
     chance, all are relaxed by the same :math:`s` (by as many :math:`\sigma_i` where these differ by
     more than a factor of 4), which grows with the multipliers until they stop: those of the
     constraints that are exceeded by less then fall, and the largest excess becomes the least.
