@@ -33,13 +33,13 @@ class Multipliers(Tracked):
     unit, and the multipliers hardly move.
 
     Args:
-        gamma: weight of the new value in u_i; the gains were chosen with 0.2.
+        gamma: weight of the new value in u_i; `"auto"` measures the best one.
 
     References:
         D. P. Bertsekas, Constrained optimization and Lagrange multiplier methods, 1982.
     """
 
-    gamma: float | Auto = 0.2
+    gamma: float | Auto = "auto"
 
     word = "multipliers"
 

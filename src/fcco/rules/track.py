@@ -328,6 +328,12 @@ class Statistics(NamedTuple):
     largest: Array  # the largest square of each that was too large to count in full
     slow: Array  # the average of u over the visits in `LOOP` steps, of each
 
+    def squares(self, pooled: Pooled) -> Array:
+        """D of each; after few visits mixed with that of all blocks."""
+        own = (self.visits - 1).clip(0)
+        mixed = (self.difference * own + MIXED * pooled.difference) / (own + MIXED)
+        return self.difference + (self.visits <= FEW) * (mixed - self.difference)
+
     def errors(self, pooled: Pooled, number: int) -> Array:
         """The standard error of u as an estimate of what g_i is now; NaN where it is not known.
 
@@ -338,15 +344,13 @@ class Statistics(NamedTuple):
             pooled: what is known of all blocks.
             number: of the numbers that are tracked, n d1.
         """
-        own, (noise, drift) = (self.visits - 1).clip(0), pooled.noise_and_drift()
-        mixed = (self.difference * own + MIXED * pooled.difference) / (own + MIXED)
-        square = self.difference + (self.visits <= FEW) * (mixed - self.difference)
+        noise, drift = pooled.noise_and_drift()
         lag = self.of_drift + (1 - pooled.values / number)
         parts = (self.of_noise * noise + lag * drift) / (
             pooled.difference + (pooled.difference == 0)
         )
         known = (self.visits > 0) & (pooled.steps > 0)
-        return where(known, (square * parts) ** 0.5, math.nan)
+        return where(known, (self.squares(pooled) * parts) ** 0.5, math.nan)
 
     def bounded(self, pooled: Pooled, fresh: Array, old: Array) -> tuple[Array, Array]:
         """Batch values for the statistics, and to track: one moves u by a bounded amount.
