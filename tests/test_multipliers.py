@@ -107,13 +107,13 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
         old = u.copy()
         share, factors = M / len(index), {}
         for i in index:  # track, and read the new value with the units of the last step
-            weight = max(3 / (visits[i] + 3), gain)
+            weight = max(3 / (visits[i] + 3), gain, 0.2)
             factors[i] = 1 + a[i], b[i] + 1
             a[i] = (1 - weight) ** 2 * a[i] + weight**2
             b[i] = (1 - weight) ** 2 * (b[i] + 1)
             u[i] = fresh[i] if visits[i] == 0 else u[i] + weight * (fresh[i] - u[i])
             own = sigma2[i] if sigma2[i] > 0 else pooled_d
-            unit = max(d0, 0.01 * np.var(losses)) if losses else 1.0
+            unit = max(d0, 0.1 * np.var(losses)) if losses else 1.0
             kappa = math.sqrt(unit / a2) / (own * max(omega, 1)) if a2 > 0 else 0.0
             near, far = low[i] + margin[i], high[i] - margin[i]
             gradient += share * outside(nu[i], kappa / 4 * math.sqrt(nf), u[i], near, far) * A[i]
@@ -175,7 +175,7 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
             omega = max(omega * 0.99, max([size[i] for i in seen], default=0.0))
             if a2 == 0 and max(size.values()) > 0:
                 a2 = max((share * sum(size.values()) / max(size.values())) ** 2, 0.1)
-            unit = max(d0, 0.01 * np.var(losses))
+            unit = max(d0, 0.1 * np.var(losses))
             kappa = {
                 i: math.sqrt(unit / a2) / sigma2[i] / max(omega, 1) if a2 else 0 for i in index
             }

@@ -33,7 +33,8 @@ class Multipliers(Tracked):
     unit, and the multipliers hardly move.
 
     Args:
-        gamma: weight of the new value in u_i; `"auto"` measures the best one.
+        gamma: weight of the new value in u_i; `"auto"` measures the best one, at least 0.2: a later u
+            damps the multipliers too late.
 
     References:
         D. P. Bertsekas, Constrained optimization and Lagrange multiplier methods, 1982.
@@ -45,7 +46,7 @@ class Multipliers(Tracked):
 
     def term(self, problem: Problem) -> MultiplierTerm:
         tracker = InnerTracker(
-            problem.number, gamma=self.gamma, correction=0.0, read="new", measure=True,
+            problem.number, gamma=self.gamma, least=0.2, correction=0.0, read="new", measure=True,
             **self.table(problem.model),
         )  # fmt: skip
         return MultiplierTerm(tracker, **problem.limits)

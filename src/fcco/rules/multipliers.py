@@ -28,7 +28,7 @@ INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
 HIGHEST, SETTLING = 4.0, 100
 """What `INTEGRAL` is multiplied with at first, and after how many steps that act it is half of it."""
 
-LEAST = 0.01
+LEAST = 0.1
 """Share of the variance of all losses so far that counts as noise of the loss at least."""
 
 FORCED, CHANCE, ALIKE = 5.0, 0.5, 4.0

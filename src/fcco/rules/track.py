@@ -481,12 +481,14 @@ class Track:
         gamma: weight of the fresh value; None takes the gain that is measured.
         correction: gamma', or the word for a formula, see `correction_weight`.
         formula: the update of u.
+        least: the smallest gain that is taken.
     """
 
     number: int
     gamma: Number | None
     correction: Number | str
     formula: Formula = track
+    least: float = 0.0
 
     def step(
         self,
@@ -522,7 +524,7 @@ class Track:
         gamma: Any = self.gamma
         if gamma is None:
             assert statistics is not None and pooled is not None
-            gamma = (MEMORY / (statistics.visits + MEMORY)).clip(pooled.gain)
+            gamma = (MEMORY / (statistics.visits + MEMORY)).clip(pooled.gain).clip(self.least)
         correction: Any = 0.0
         if previous is not None:
             correction = correction_weight(self.correction, gamma, self.number, blocks)
