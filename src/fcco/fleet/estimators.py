@@ -295,7 +295,7 @@ class Multiplied(Tracking):
         scales = scales.with_loss(updated.forward.loss.to(table))._replace(sampling=sampling)
         seen, statistics = state["seen"].to(table), (visit.statistics, visit.pooled)
         shown = Constraints(visit.counted, table, visit.after, seen, *statistics, updated.came)  # type: ignore[arg-type]
-        rows, scales = multipliers.step(rows, targets, shown, scales, share, steps)
+        rows, scales = multipliers.step(rows, targets, shown, scales, share, len(table), steps)
         changed = {**rows._asdict(), "scales": torch.stack(list(scales)), "steps": steps}
         return updated.estimate(slope * sampling, changed)
 
