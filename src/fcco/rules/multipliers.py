@@ -244,12 +244,13 @@ def step(
     fresh, old, after, known, statistics, pooled, came = shown
     again = statistics.visits > 1
     # One value alone tells no noise: sigma_i^2 is then that of all, now and when it is read later.
-    variance, error = statistics.squares(pooled) / 2, statistics.errors(pooled, number)
+    squares = statistics.squares(pooled)
+    variance, error = squares / 2, (squares * statistics.share(pooled, number)) ** 0.5
     moves = variance > 0
     # The noise of a pair of opposite constraints cancels: between them is no room. That of others
     # adds up, as independent noise or stronger.
     room = on.smaller(scales.joint / on.larger(scales.separate, TINY), 1.0)
-    margin = share * room * where(again, error, 0.0)
+    margin = share * room * error * again
     if targets.sides is not None:  # at most to the middle of the interval
         margin = margin.clip(max=targets.sides[3] - targets.margin)
     inside = margin + targets.margin
@@ -257,7 +258,7 @@ def step(
     # A value that does not move has no noise: its violation is its unit.
     outside = targets.outside(excess, 1.0, margin)
     variance = variance + ~moves * outside**2
-    variance = where(variance == 0, HUGE, variance)
+    variance = variance + HUGE * (variance == 0)
     noise, innovation = variance**0.5, fresh - old
     if known is not None:  # a first value is no surprise
         innovation = innovation * known

@@ -344,13 +344,15 @@ class Statistics(NamedTuple):
             pooled: what is known of all blocks.
             number: of the numbers that are tracked, n d1.
         """
+        known = (self.visits > 0) & (pooled.steps > 0)
+        return where(known, (self.squares(pooled) * self.share(pooled, number)) ** 0.5, math.nan)
+
+    def share(self, pooled: Pooled, number: int) -> Array:
+        """The squared error of u in units of D; see `errors`."""
         noise, drift = pooled.noise_and_drift()
         lag = self.of_drift + (1 - pooled.values / number)
-        parts = (self.of_noise * noise + lag * drift) / (
-            pooled.difference + (pooled.difference == 0)
-        )
-        known = (self.visits > 0) & (pooled.steps > 0)
-        return where(known, (self.squares(pooled) * parts) ** 0.5, math.nan)
+        parts = self.of_noise * noise + lag * drift
+        return parts / (pooled.difference + (pooled.difference == 0))
 
     def bounded(self, pooled: Pooled, fresh: Array, old: Array) -> tuple[Array, Array]:
         """Batch values for the statistics, and to track: one moves u by a bounded amount.

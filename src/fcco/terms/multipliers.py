@@ -38,7 +38,7 @@ class MultiplierTerm(ConstraintTerm):
 
     * :math:`\sigma_i` is the noise of a batch value of g_i, :math:`\sigma_0` that of g_0, both from
       successive differences. A value that never moved has its violation in place of
-      :math:`\sigma_i`; :math:`\sigma_0` is at least a tenth of the standard deviation of all losses
+      :math:`\sigma_i`; :math:`\sigma_0` is at least 0.3 standard deviations of all losses
       so far.
     * :math:`h = \max(4/(1 + t/100)/\max(\omega, 1),\,1)` after t steps with an active constraint:
       a small batch shows a violation late, so its first steps are larger.
