@@ -33,8 +33,8 @@ class Multipliers(Tracked):
     unit, and the multipliers hardly move.
 
     Args:
-        gamma: weight of the new value in u_i; `"auto"` measures the best one, at least 0.2: a later u
-            damps the multipliers too late.
+        gamma: weight of the new value in u_i; `"auto"` measures the best one, at least 0.2: a
+            later u damps the multipliers too late.
 
     References:
         D. P. Bertsekas, Constrained optimization and Lagrange multiplier methods, 1982.

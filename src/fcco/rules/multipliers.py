@@ -26,7 +26,7 @@ INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
 """Gains in units of kappa: of nu in a step, its bound, and of the part proportional to x."""
 
 HIGHEST, SETTLING = 4.0, 100
-"""What `INTEGRAL` is multiplied with at first; the steps that act after which it is half of that."""
+"""What `INTEGRAL` is multiplied with at first; after how many steps that act, half as much."""
 
 LEAST = 0.1
 """Share of the variance of all losses so far that counts as noise of the loss at least."""
