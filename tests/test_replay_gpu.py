@@ -11,6 +11,7 @@ from torch import nn
 
 import fcco
 from benchmarks.timing import launched
+from fcco._cuda_graphs import Captured
 
 pytestmark = [
     pytest.mark.gpu,
@@ -66,6 +67,25 @@ def test_a_step_adds_at_most_forty_launches_and_no_wait(build, ids):
     print(f"{build.__name__}: {launches - without} launches, {own_waits - waits} waits")
     assert launches - without <= 40
     assert own_waits <= waits
+
+
+def test_a_recording_that_fails_leaves_random_numbers_as_they_were():
+    """Freed in the middle of a recording, an older graph ends it, as garbage collection could."""
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    x = torch.rand(5, device="cuda", generator=generator)
+    calls = []
+
+    def function(x: torch.Tensor) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            torch.cuda.synchronize()  # not allowed in a recording
+        return [x * 2]
+
+    program = Captured(function)
+    for _ in range(5):
+        assert torch.equal(program(x).part(0), x * 2)
+        torch.nn.functional.dropout(x)
+    assert not program.records
 
 
 def test_a_formula_that_looks_at_numbers_leaves_random_numbers_as_they_were():

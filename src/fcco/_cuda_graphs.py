@@ -7,6 +7,7 @@ batch and launches them together.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -115,7 +116,11 @@ class Captured:
                 self._watched.add(name)
                 return result
             program = self._programs[name] = self._record(given)
-        except (_HostNeeded, RuntimeError):  # somebody's own part of it looks at a number
+        except (_HostNeeded, RuntimeError) as error:  # somebody's own part of it looks at a number
+            if not isinstance(error, _HostNeeded) and torch.cuda.is_initialized():
+                # The recording left the random numbers of the process in the state of one.
+                generator = torch.cuda.default_generators[torch.cuda.current_device()]
+                generator.graphsafe_set_state(generator.clone_state())
             self._programs, self.records = dict.fromkeys(self._programs), False
             return self._pack(self._function(*given))
         return program(given)
@@ -155,12 +160,18 @@ class Captured:
         side.wait_stream(torch.cuda.current_stream())
         # Without `torch.cuda.graph`, which waits for the device and empties the cache. Other
         # threads, such as those of a DataLoader, may use the GPU meanwhile.
-        with torch.cuda.stream(side):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                result = self._pack(self._function(*held))
-            finally:
-                graph.capture_end()
+        collects = gc.isenabled()
+        gc.disable()  # an older graph that is freed meanwhile would end the recording
+        try:
+            with torch.cuda.stream(side):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    result = self._pack(self._function(*held))
+                finally:
+                    graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
         torch.cuda.current_stream().wait_stream(side)
         return graph.replay, result
 
