@@ -224,10 +224,6 @@ class ConstraintTerm(AbstractTerm):
         """Which multipliers are the largest possible, at given values or the tracked ones."""
         return torch.zeros_like(self.tracker.seen)
 
-    def slack(self) -> Tensor | None:
-        """By how much the method relaxes each limit since they cannot all hold, where it does."""
-        return None
-
     def multiplier_increment(self) -> Tensor | None:
         """By how much each multiplier grows in a step at the tracked values, where it does."""
         return None
