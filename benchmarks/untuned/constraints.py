@@ -1,4 +1,4 @@
-"""Five constrained problems, four variants of each, and methods that nobody has tuned."""
+"""Twelve constrained problems, four variants of each, and methods that nobody has tuned."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
+from fcco.terms.limits import bounds
 from research.constrained import peers
 from research.constrained.convex import GroupLosses, Segments
 from research.constrained.fairness import RocFairness
@@ -31,8 +32,10 @@ from research.constrained.problems import (
 from research.constrained.problems import make as make_problem
 from research.constrained.training import Job, train
 
+from .kinds import KINDS, Stated
+
 LEVEL = 0.005  # the largest violation that is accepted, in the units of the original problem
-PROBLEMS = (*NAMES, "docs")
+PROBLEMS = (*NAMES, "docs", *KINDS)
 VARIANTS = ("values x 100", "loss x 100", "10 of each", "tenth batch")
 
 
@@ -151,8 +154,26 @@ class Variant(Problem):
         """Loss and values of the base, scaled, the values repeated."""
         if batch.index is not None:  # the first copies alone
             batch = batch._replace(index=batch.index[: len(batch.index) // self.copies])
-        loss, values = self.base.measure(model, batch)
-        return self.scales[0] * loss, self.scales[1] * values.repeat(self.copies)
+        return self._stated(*self.base.measure(model, batch))
+
+    def tolerance(self) -> list[Any]:
+        """Those of the base, scaled, repeated."""
+        factor = self.scales[1]
+        pairs = [bounds("limits", "", limit) for limit in self.base.tolerance()]
+        return [(factor * low, factor * high) for low, high in pairs] * self.copies
+
+    def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        """Likewise."""
+        if batch.index is not None:
+            batch = batch._replace(index=batch.index[: len(batch.index) // self.copies])
+        return self._stated(*self.base.values(model, batch))
+
+    def _stated(self, loss: Tensor, values: Any) -> tuple[Tensor, Any]:
+        if isinstance(values, fcco.Measured):
+            values = fcco.Measured(*(self._stated(loss, each)[1] for each in values))
+        else:
+            values = self.scales[1] * values.repeat(self.copies)
+        return self.scales[0] * loss, values
 
     def score(self, model: nn.Module) -> Score:
         """In the units of the base."""
@@ -176,13 +197,16 @@ def tenth(problem: Problem) -> Problem:
         other.batch_size, other.segments = 6, 6  # of 64, each with its 4 rows
     elif isinstance(other, Rates):
         other.per_group = 3  # of 32
+    elif isinstance(other, Stated):
+        other.few = True
     return other
 
 
 def make(name: str) -> Problem:
     """A problem such as `"adult"` or `"adult / values x 100"`."""
     first, _, variant = name.partition(" / ")
-    base = Rates() if first == "docs" else make_problem(first)
+    own = {"docs": Rates, **KINDS}
+    base = own[first]() if first in own else make_problem(first)
     match variant:
         case "":
             return base
@@ -200,10 +224,11 @@ def make(name: str) -> Problem:
 def ours(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
     """`fcco.constrained` as a reader of its first line would call it; `setting` is for trials."""
     primal = adam(problem, model)
-    objective = fcco.constrained(model, primal, problem.num_constraints, **setting)
+    limits = problem.tolerance()
+    objective = fcco.constrained(model, primal, len(limits), tolerance=limits, **setting)
     step = training_step(
         objective.optimizer,
-        lambda batch: objective(lambda: problem.measure(model, batch), batch.index),
+        lambda batch: objective(lambda: problem.values(model, batch), batch.index),
     )
     return Stepper(step, [primal])
 

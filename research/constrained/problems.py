@@ -89,6 +89,14 @@ class Problem(abc.ABC):
     def score(self, model: nn.Module) -> Score:
         """Objective and largest violation on all training data, without the shift."""
 
+    def tolerance(self) -> list[Any]:
+        """The limits of `values`, as `fcco.constrained` takes them."""
+        return [0.0] * self.num_constraints
+
+    def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        """The loss and what `tolerance` is for: the signed form, unless there is a plainer one."""
+        return self.measure(model, batch)
+
     def shifted(self, shift: float) -> Self:
         """The same problem with looser (positive) or stricter constraints in training."""
         other = copy.copy(self)

@@ -853,6 +853,8 @@ class LateCheck:
 
     def poll(self) -> None:
         """Raise if a flag that has arrived is bad."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return  # to ask an event would end the recording of a graph
         while self.waiting and (self.waiting[0][1] is None or self.waiting[0][1].query()):
             good, _, update = self.waiting.popleft()
             values, ids = good.tolist()
