@@ -249,7 +249,8 @@ def differences(
         if before != after and not free:
             words = ["not there" if v is _MISSING else repr(v) for v in (before, after)]
             changes.append(f"`{key}` was {words[0]} and is {words[1]} now")
-    return changes
+    more = len(changes) - 8
+    return [*changes[:8], f"and {more} more differences"] if more > 1 else changes
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
