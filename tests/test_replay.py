@@ -62,7 +62,7 @@ def train(build: Any, batches: list[Any], per_step: int = 1, device: str = "cpu"
             seen.append(torch.cat([p.detach().flatten().clone() for p in model.parameters()]))
     objective.eval()  # an evaluation reads the state that the last step has left
     objective(lambda: function(model, x), index).backward()  # type: ignore[possibly-unbound]
-    seen.append(torch.cat([p.grad.flatten().clone() for p in model.parameters()]))
+    seen.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     state = objective.state_dict()
     seen += [value for name, value in sorted(state.items()) if "extra" not in name]
     return [each.double().cpu() for each in seen]

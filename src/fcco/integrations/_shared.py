@@ -17,11 +17,6 @@ from ..optim import MethodOptimizer
 from ..previous import any_sharded, parameters_of, unwrap
 from ..report import ConstraintReport, GroupReport
 
-__all__ = [
-    "ResumableLoader", "TrainingState", "check_ranks", "log_values", "report_of", "sampler_of",
-    "stepped_by",
-]  # fmt: skip
-
 _MOST_ROWS = 10
 """Groups or constraints that are logged one by one, at most."""
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from .arrays import Array, Number, Numbers, Tensors, where
 from .track import Pooled, Statistics
 
-__all__ = ["Constraints", "Multipliers", "Scales", "Targets", "coefficients", "step", "targets"]
-
 WARM_UP = 10
 """Steps that only measure."""
 

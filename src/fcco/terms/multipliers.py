@@ -13,8 +13,6 @@ from ..rules.multipliers import Constraints, Multipliers, Scales, Targets
 from ..tracker import InnerTracker, OpenStep, Tracked
 from .limits import ConstraintTerm
 
-__all__ = ["MultiplierTerm"]
-
 
 class MultiplierTerm(ConstraintTerm):
     r"""Constraints low_i <= g_i <= high_i by the method of multipliers; no settings.

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from ...index import read_names
 
-__all__ = ["PIECES", "Array", "Encoding", "Groups", "Part", "distinct", "read_groups"]
-
 Array = NDArray[Any]
 
 PIECES = 8

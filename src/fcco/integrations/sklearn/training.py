@@ -18,11 +18,6 @@ from ...groups import HoldOut
 from ...optim import OutputIterate
 from .table import Encoding, Part
 
-__all__ = [
-    "STEEP", "Fit", "Goal", "Plan", "Problem", "Scored", "Settings", "Shuffled", "WideAndDeep",
-    "adamw", "judged", "losses_of", "outputs", "plain", "predicted", "scores_of", "train",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 Scored = tuple[Tensor, Part]
