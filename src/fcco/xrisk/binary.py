@@ -53,8 +53,9 @@ class BinaryRisk(ScoreRisk):
             differences, so that no pair outweighs all others; your scores are logits then.
         names: names of the labels.
         process_group: see `Compositional`.
-        gamma: of those that track, the weight of the new inner values; `"auto"` weighs noise
-            against lag.
+
+    Subclasses that track have `gamma`, the weight of the new inner values; `"auto"` weighs noise
+    against lag.
     """
 
     _empty = (
