@@ -23,6 +23,8 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "src/fcco/__init__.py",
     DOCS / "reference/methods.md",
+    DOCS / "concepts/automatic-settings.md",
+    DOCS / "concepts/smoothing.md",
     DOCS / "research/step-cost.md",
     DOCS / "research/details/step-cost.md",
 ]
@@ -90,7 +92,73 @@ def step_cost_gpu() -> list[list[str]]:
     return rows
 
 
+SETTINGS = "results/automatic-settings.json"  # of benchmarks.untuned.settings
+
+
+def settings(first: str, names: dict[str, str]) -> list[list[str]]:
+    """Rows of a table of settings: what the page calls them, and their names in the run."""
+    found = json.loads((DOCS / SETTINGS).read_text())
+    rows = [[first, *(f"lr {lr:g}" for lr in found["lrs"])]]
+    for shown, name in names.items():
+        rows.append([shown, *(f"{mean:.3f}" for mean in found["rows"][name])])
+    return rows
+
+
+def settings_defaults() -> list[list[str]]:
+    """The defaults beside other methods."""
+    return settings("", {
+        "**all defaults**": "defaults",
+        "uniform weights": "uniform",
+        "online weights (OOA for CVaR), step 0.01": "OOA",
+        r"moving average and quantile by hand, $\gamma=0.1$": "EMA + quantile",
+        'SONEX as published (`smoothing=0.1, gamma=0.1, correction="auto", read="old"`)':
+            "SONEX as published",
+    })  # fmt: skip
+
+
+def settings_gamma() -> list[list[str]]:
+    """Fixed gammas."""
+    fixed = {name: f"gamma {name}" for name in ("0.05", "0.2", "0.5", "0.9")}
+    return settings(r"$\gamma$", {"auto": "defaults", **fixed})
+
+
+def settings_shape() -> list[list[str]]:
+    """Shapes of a batch of 64."""
+    names = {f"{k} × {64 // k}": f"{k} x {64 // k}" for k in (2, 4, 8, 16, 64)}
+    last = names.popitem()
+    return settings(
+        "groups × samples", {**names, "32 × 2 (the rule)": "defaults", last[0]: last[1]}
+    )
+
+
+def settings_width() -> list[list[str]]:
+    """Widths of the rounded kink."""
+    return settings("width", {
+        "0 (no smoothing)": "no smoothing",
+        "the rule": "defaults",
+        r"fixed, 0.67 ($\lambda=0.1$)": "smoothing 0.1",
+    })  # fmt: skip
+
+
+def settings_networks() -> list[list[str]]:
+    """A network that can fit every group."""
+    found = json.loads((DOCS / SETTINGS).read_text())
+    names = {
+        "the rule": "fcco",
+        "fixed, 6.7": "SONEX 1",
+        "uniform weights": "uniform",
+        "OOA": "OOA",
+    }
+    rows = [[shown, *(f"{v:.3f}" for v in found["networks"][n])] for shown, n in names.items()]
+    return [["", *found["cells"]], *rows]
+
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
+    "settings": settings_defaults,
+    "settings-gamma": settings_gamma,
+    "settings-networks": settings_networks,
+    "settings-shape": settings_shape,
+    "settings-width": settings_width,
     "step-cost": step_cost,
     "step-cost-cpu": step_cost_cpu,
     "step-cost-gpu": step_cost_gpu,

@@ -608,6 +608,13 @@ def test_lightning_speaks_up(tmp_path):
     with pytest.raises(ValueError, match="batch_sampler"):
         fit(DataLoader(Samples(), batch_size=2, sampler=group_loader().batch_sampler))  # type: ignore
 
+    def other_loss(self: Any, batch: Any, number: int) -> Tensor:
+        self.objective(lambda: softplus(-batch["y"] * self.net(batch["x"])), batch["group"])
+        return self.net(batch["x"]).square().mean()
+
+    with pytest.warns(fcco.UsageWarning, match="training_step"):
+        fit(training_step=other_loss)
+
     class Plain(pl.LightningModule):
         training_step = lambda self, batch, number: self.net(batch["x"]).sum()  # noqa: E731
         configure_optimizers = task_class.configure_optimizers

@@ -242,7 +242,9 @@ def main() -> None:
     for note in peers.notes():
         print(note, file=sys.stderr)
     for part, search in ((constraints, search_constraints), (groups, search_groups)):
-        names = filter(re.compile(options.pattern).search, part.PROBLEMS)
+        # Of the problems of `kinds` no setting has been searched yet.
+        known = [name for name in part.PROBLEMS if part is groups or name in _LEADERS]
+        names = filter(re.compile(options.pattern).search, known)
         for name in available(names, part.make, []):
             print(f"    {name!r}: {search(name, runner)!r},", flush=True)
 

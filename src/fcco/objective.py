@@ -25,8 +25,6 @@ from .terms import AbstractTerm
 from .tracker import Batch, Blocks, Entries, NonFiniteValue, OpenStep, Tracked
 from .tracker.blocks import over_ranks
 
-__all__ = ["Compositional"]
-
 Function = Callable[[], Any]
 """The user's function: runs the model and returns inner values, or (loss, values)."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
-from torch import nn
+from torch import Tensor, nn
 
 from .._watch import warn
 from ..groups import ResumableSampler
@@ -19,6 +19,7 @@ from ._shared import ResumableLoader, log_values, report_of
 
 __all__ = ["ResumableLoader", "RobustModule", "log_values"]
 
+_UNUSED = 10  # batches without a loss of the objective that was differentiated, then a warning
 _KEY = "fcco"  # in a checkpoint, of the objective and the samplers
 
 
@@ -83,8 +84,9 @@ class _ObjectiveKeeper(Callback):
     def _begin(self) -> None:
         self.objective: Any = None  # from the start of the fit on
         self._loaded: Any = None  # the state in a checkpoint
-        self._reported_step = 0
+        self._batches = self._reported_step = 0
         self._epochs: list[int] = []  # of the samplers of the train loaders, at the end of the last
+        self._differentiated = False  # a loss of the objective
 
     def __reduce__(self) -> Any:
         return type(self), ()  # a copy of the module has no objective until it is fitted
@@ -115,6 +117,14 @@ class _ObjectiveKeeper(Callback):
                 "its objective has another."
             )
         self.objective = objective.to(pl_module.device)
+        objective.register_forward_hook(self._called)
+
+    def _called(self, objective: nn.Module, args: Any, loss: Tensor) -> None:
+        if objective.training and loss.requires_grad and not self._differentiated:
+            loss.register_hook(self._note_backward)
+
+    def _note_backward(self, _: Tensor) -> None:
+        self._differentiated = True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         for loader in _train_loaders(trainer):
@@ -149,6 +159,12 @@ class _ObjectiveKeeper(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
         for loader in _resumable_loaders(trainer) if trainer.is_last_batch else ():
             loader.leave_epoch()  # perhaps it goes on: `limit_train_batches`
+        self._batches += 1
+        if self._batches == _UNUSED and not self._differentiated:
+            warn(
+                f"No loss of `self.objective` was differentiated in {_UNUSED} batches: "
+                f"`{type(pl_module).__name__}.training_step` must return it."
+            )
         step, every = trainer.global_step, trainer.log_every_n_steps
         if every and step % every == 0 and step != self._reported_step:
             self._reported_step = step

@@ -28,8 +28,6 @@ from .goals import AveragePrecision, ClassifierReport, Gap, WorstGroup, figures_
 from .table import PIECES, Array, Encoding, Groups, Part, read_groups
 from .training import Fit, Goal, Plan, Settings, WideAndDeep, judged, outputs, train
 
-__all__ = ["AveragePrecisionClassifier", "ConstrainedClassifier", "WorstGroupClassifier"]
-
 
 # scikit-learn reads the parameters of an estimator from the signature of its constructor, which a
 # dataclass writes from the fields of all its bases.

@@ -39,10 +39,6 @@ from .training import (
     scores_of,
 )
 
-__all__ = [
-    "AveragePrecision", "ClassifierReport", "Figures", "Gap", "WorstGroup", "figures_of",
-]  # fmt: skip
-
 LABELS: dict[str, dict[str, int | None]] = {
     "equalized_odds": {"tpr ": 1, "fpr ": 0},
     "demographic_parity": {"": None},
