@@ -447,7 +447,7 @@ def _small_penalty(facts: _Facts) -> _Found:
 
 def _late(facts: _Facts, pulled: bool) -> _Found:
     """Constraints are violated though their multipliers had time: they still grow, or are 0."""
-    if facts.of_groups or facts.term.multiplier_increment() is None or facts.term.step < _SETTLED:
+    if facts.of_groups or not facts.term.integrates or facts.term.step < _SETTLED:
         return None
     return _exceeded(facts, [row for row in facts.violated if (abs(row.weight) > 1e-20) == pulled])
 
