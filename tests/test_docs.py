@@ -221,7 +221,7 @@ def test_imports_go_upwards_in_the_list_of_contributing():
     for number, row in enumerate(listing.splitlines()):
         for name in re.findall(r"(?:^ {4}|, )(\w+)(?:\.py|/)", row):
             layers[name] = number
-    there = {path.stem for path in SOURCE.iterdir() if path.is_dir() or path.suffix == ".py"}
+    there = {path.stem for path in SOURCE.glob("[!.]*") if path.is_dir() or path.suffix == ".py"}
     assert set(layers) == there - {"__init__", "__main__", "__pycache__"}
     checked = 0
     for path in SOURCE.rglob("*.py"):
