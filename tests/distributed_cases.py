@@ -34,7 +34,7 @@ from fcco.previous import reshard
 WORLD, STEPS, GROUPS, SAMPLES, PAIRS = 2, 12, 6, 240, 20
 STRATEGIES = ("ddp", "fsdp-layers", "fsdp-unsharded")
 # torch 2.6 has FSDP2 for GPUs only.
-RUNNABLE = STRATEGIES if torch.__version__ >= (2, 7) else STRATEGIES[:1]
+RUNNABLE = STRATEGIES if torch.__version__ >= "2.7" else STRATEGIES[:1]
 FEW = {
     "fsdp-layers": (
         "sonex log-space accumulation penalized-named automatic-accumulation alexr2-independent "
