@@ -76,7 +76,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list
 
     def look_up(strategy: str, name: str) -> list[Any]:
         if strategy not in RUNNABLE:
-            pytest.skip("FSDP2 on the CPU needs torch 2.7")
+            pytest.skip("FSDP2 on the CPU needs torch 2.10")
         found = [result.get(f"{strategy}/{name}") for result in results]
         for rank, each in enumerate(found):
             if each is None:
