@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.estimators import __main__ as command
-from benchmarks.estimators import methods, tables, training
-from research.constrained.training import Job
+from studies.estimators import __main__ as command
+from studies.estimators import methods, tables, training
+from studies.runner import Job
 
 
 def table(rows: int, seed: int = 0) -> tables.Part:

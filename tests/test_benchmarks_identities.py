@@ -17,9 +17,9 @@ import torch
 from scipy.stats import beta
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.identities import __main__ as command
-from benchmarks.identities import comments, methods, training
-from research.constrained.training import Job
+from studies.identities import __main__ as command
+from studies.identities import comments, methods, training
+from studies.runner import Job
 
 GROUPS = list(comments.WORDS)
 

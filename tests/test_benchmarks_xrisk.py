@@ -16,9 +16,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.xrisk import __main__ as command
-from benchmarks.xrisk import methods, problems, speed, training
-from research.constrained.training import Job
+from studies.runner import Job
+from studies.xrisk import __main__ as command
+from studies.xrisk import methods, problems, speed, training
 
 
 @pytest.mark.parametrize("seed", range(3))

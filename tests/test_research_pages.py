@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from research.convergence import tables
+from studies.convergence import tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 SHORT = (

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from research.fairness_frontier import Point, compared
-from research.group_dro.report import samples
+from studies.frontier import Point, compared
+from studies.group_dro.report import samples
 
 
 def point(name, val, test, spread=0.0):

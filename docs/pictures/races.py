@@ -13,7 +13,7 @@ from fcco_experiments.report.style import colour
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from research.fairness_frontier import FILES, TITLES, best, error, read
+from studies.frontier import FILES, TITLES, best, error, read
 
 from . import card
 from .card import BATCH, GRID, IMAGES, INK, MUTED, OURS, PAGE, RESULTS

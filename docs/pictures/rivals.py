@@ -13,14 +13,14 @@ from typing import Any
 from fcco_experiments.report.style import colour
 from matplotlib.axes import Axes
 
-import benchmarks.estimators.__main__ as estimators_command
-import benchmarks.identities.__main__ as identities_command
-import benchmarks.xrisk.__main__ as ranking_command
-from benchmarks.estimators import methods, tables, training
-from benchmarks.identities.comments import WORDS
-from benchmarks.identities.training import END_TO_END
-from benchmarks.xrisk import methods as ranking_methods
-from benchmarks.xrisk import problems
+import studies.estimators.__main__ as estimators_command
+import studies.identities.__main__ as identities_command
+import studies.xrisk.__main__ as ranking_command
+from studies.estimators import methods, tables, training
+from studies.identities.comments import WORDS
+from studies.identities.training import END_TO_END
+from studies.xrisk import methods as ranking_methods
+from studies.xrisk import problems
 
 from .. import tables as pages
 from . import card

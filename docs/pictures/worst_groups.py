@@ -7,7 +7,7 @@ from statistics import fmean
 
 from fcco_experiments.report.style import colour
 
-from research.group_dro.report import NETWORKS, fresh, is_constant, read
+from studies.group_dro.report import NETWORKS, fresh, is_constant, read
 
 from . import card
 from .card import GRID, IMAGES, INK, MUTED, RESULTS

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from research.group_dro import report
+from studies.group_dro import report
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORT, DETAILS = (

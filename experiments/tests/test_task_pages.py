@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fcco_experiments import sweep
 
-from research import fairness_frontier
+from studies import frontier as fairness_frontier
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
