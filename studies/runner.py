@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -107,6 +107,10 @@ class Runner:
         """The results of jobs that are known."""
         return [self.known[job.key] for job in jobs]
 
+    def entries(self) -> dict[str, Any]:
+        """All results for a file, by the key of their job."""
+        return {key: as_dict(trace) for key, trace in self.known.items()}
+
     def _finished(self, jobs: list[Any]) -> Iterator[tuple[Any, Any]]:
         if self.workers <= 1 or len(jobs) <= 1:
             yield from ((job, self.run(job)) for job in jobs)
@@ -139,6 +143,38 @@ class Runner:
         end = "\n" if done == total or not live else ""
         text = f"{title}: {done}/{total} jobs, {left:.1f} min left"
         print(f"{chr(13) if live else ''}{text}   ", end=end, file=self.show, flush=True)
+
+
+def tuned(
+    runner: Runner,
+    grids: Mapping[Any, Sequence[Any]],
+    job: Callable[[Any, Any, int], Keyed],
+    tuning: Sequence[int],
+    seeds: Sequence[int],
+    choose: Callable[[dict[Any, list[list[Any]]]], dict[Any, int]],
+) -> dict[Any, tuple[Any, list[Any]]]:
+    """For each cell the chosen setting, and the results of fresh seeds with it.
+
+    Args:
+        runner: runs the jobs.
+        grids: the settings of each cell.
+        job: of a cell, a setting and a seed.
+        tuning: seeds for the choice; none for the first setting of each.
+        seeds: fresh ones.
+        choose: the place of the best setting of each cell, from results by setting and seed.
+    """
+    places = dict.fromkeys(grids, 0)
+    if tuning:
+        tried = {
+            cell: [[job(cell, setting, seed) for seed in tuning] for setting in grid]
+            for cell, grid in grids.items()
+        }
+        runner([each for own in tried.values() for some in own for each in some], "settings")
+        places = choose({cell: [runner.of(own) for own in some] for cell, some in tried.items()})
+    chosen = {cell: grid[places[cell]] for cell, grid in grids.items()}
+    fresh = {cell: [job(cell, own, seed) for seed in seeds] for cell, own in chosen.items()}
+    runner([each for own in fresh.values() for each in own], "seeds")
+    return {cell: (chosen[cell], runner.of(own)) for cell, own in fresh.items()}
 
 
 def short(missing: Exception) -> str:

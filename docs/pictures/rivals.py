@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import gzip
 import statistics
-import tempfile
-from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fcco_experiments.report.style import colour
+from fcco_experiments.stats import paired
 from matplotlib.axes import Axes
 
-import studies.estimators.__main__ as estimators_command
-import studies.identities.__main__ as identities_command
-import studies.xrisk.__main__ as ranking_command
-from studies.estimators import methods, tables, training
+from studies.estimators import __main__ as estimators_study
+from studies.identities import __main__ as identities_study
 from studies.identities.comments import WORDS
 from studies.identities.training import END_TO_END
-from studies.xrisk import methods as ranking_methods
-from studies.xrisk import problems
+from studies.xrisk import __main__ as ranking_study
+from studies.xrisk.problems import metrics_of
 
 from .. import tables as pages
 from . import card
-from .card import ERM, GRID, IMAGES, INK, LIMIT, MUTED, OURS, PAGE, RESULTS
+from .card import ERM, GRID, IMAGES, INK, LIMIT, MUTED, OURS, PAGE
 from .races import GREY, legend
 
 
 def draw() -> list[Path]:
     """All of them."""
     return [ranking(), identities(), estimators(), steps()]
-
-
-def published(folder: str, train: Callable[..., Any], *cells: Any, **options: Any) -> Any:
-    """What a benchmark makes of its runs in docs/results; it fails where one is missing."""
-    with tempfile.TemporaryDirectory() as temporary:
-        runs = Path(temporary) / "runs.jsonl"
-        runs.write_bytes(gzip.decompress((RESULTS / folder / "runs.jsonl.gz").read_bytes()))
-        missing = dict.fromkeys(("arrays", "tokens", "weights", "steps"))
-        return train(*cells, Namespace(workers=1, out=runs, quick=False, **missing | options))
 
 
 def rows(axes: Axes, number: int) -> None:
@@ -60,14 +45,8 @@ COUNTERPARTS = {"AP": "SOAP", "pAUC": "SOPA", "tpAUC": "STACO", "NDCG@5": "SONG"
 
 def ranking() -> Path:
     """The metric of ours less that of LibAUC and of cross-entropy, with 95 % intervals."""
-    cells = [
-        ranking_command.Cell(data, metric, method)
-        for data in problems.DATA
-        for metric in problems.metrics_of(data)
-        for method in ranking_methods.METHODS[metric]
-    ]
-    found = published("xrisk", ranking_command.train, cells, seeds=10)
-    figures = [(data, metric) for data in DATA for metric in problems.metrics_of(data)]
+    found = ranking_study.published()
+    figures = [(data, metric) for data in DATA for metric in metrics_of(data)]
     high, told = 30, []
     with card.figure(520, 118 + high * len(figures), 15) as figure:
         height = 72 * figure.get_figheight()
@@ -77,19 +56,17 @@ def ranking() -> Path:
         axes.set(xlim=(-0.055, 0.055))
         axes.set_xticks((-0.04, -0.02, 0, 0.02, 0.04), ("−0.04", "−0.02", "0", "+0.02", "+0.04"))
         for row, (data, metric) in enumerate(figures):
-            ours = found[ranking_command.Cell(data, metric, "ours")][1]
+            ours = found[ranking_study.Cell(data, metric, "ours")]
             plain = "listwise" if data == "ranking" else "bce"
             rivals = ((f"libauc {COUNTERPARTS[metric]}", "libauc"), (plain, "erm"))
             for shift, (rival, word) in zip((-0.15, 0.15), rivals, strict=True):
-                theirs = found[ranking_command.Cell(data, metric, rival)][1]
-                pairs = zip(ours, theirs, strict=True)
-                middle, half = ranking_command.interval([a - b for a, b in pairs])
+                gap = paired(ours, found[ranking_study.Cell(data, metric, rival)])
                 axes.errorbar(
-                    middle, row + shift, xerr=half, fmt="o", color=colour(word), markersize=7,
-                    elinewidth=2, markeredgewidth=0, zorder=3,
+                    gap.mean, row + shift, xerr=gap.high - gap.mean, fmt="o", color=colour(word),
+                    markersize=7, elinewidth=2, markeredgewidth=0, zorder=3,
                 )  # fmt: skip
                 if word == "libauc":
-                    told.append(f"{DATA[data]} {metric} {middle:+.3f}")
+                    told.append(f"{DATA[data]} {metric} {gap.mean:+.3f}")
             beside = axes.get_yaxis_transform()
             first = row == 0 or figures[row - 1][0] != data
             if first:
@@ -119,16 +96,12 @@ def ranking() -> Path:
 
 def identities() -> Path:
     """The false-positive rate of each identity, plainly trained and constrained."""
-    found = published(
-        "identities", identities_command.train, problem=END_TO_END, seeds=3, tuning=1, device="cpu"
+    found = identities_study.published(END_TO_END)
+    plain, ours = (
+        [identities_study.rates(found[method][1], place) for place in range(len(WORDS))]
+        for method in ("erm", "ours")
     )
-
-    def rates(method: str) -> list[float]:
-        runs = [run.groups["test"] for run in found[method][1]]
-        return [statistics.fmean(w / n for w, n in each) for each in zip(*runs, strict=True)]
-
-    plain, ours = rates("erm"), rates("ours")
-    limit = statistics.fmean(run.fpr["test"] for run in found["ours"][1]) + identities_command.LIMIT
+    limit = statistics.fmean(run.fpr["test"] for run in found["ours"][1]) + identities_study.LIMIT
     order = sorted(range(len(WORDS)), key=lambda place: -plain[place])
     names, high = list(WORDS), 25
     with card.figure(520, 132 + high * len(order), 15) as figure:
@@ -181,14 +154,8 @@ SHORT = {"demographic_parity": "parity", "equalized_odds": "odds"}
 
 def estimators() -> Path:
     """Accuracy relative to ours, and the gap, of fairlearn's methods."""
-    command = estimators_command
-    cells = [
-        (table, constraint, method)
-        for table in tables.READERS
-        for constraint in training.CONSTRAINTS
-        for method in methods.METHODS
-    ]
-    found = published("estimators", command.train, cells, seeds=10)
+    study = estimators_study
+    found = study.published()
     figures = [(table, constraint) for table in TABLES for constraint in SHORT]
     high, told, shade = 32, [], colour("fairlearn")
     with card.figure(560, 134 + high * len(figures), 15) as figure:
@@ -205,16 +172,12 @@ def estimators() -> Path:
         panels[1].set_xticks((0, 0.02, 0.05, 0.08), ("0", "0.02", "0.05", "0.08"))
         panels[1].axvline(0.02, color=LIMIT, linewidth=1.4, linestyle=(0, (3, 2)))
         for row, (table, constraint) in enumerate(figures):
-
-            def means(method: str, where: tuple[str, str]) -> list[float]:
-                own = found[(*where, method)]
-                return [statistics.fmean(command.values(own, k)) for k in ("accuracy", "gap")]
-
-            base, gap = means(command.OURS, (table, constraint))
-            for label, names in command.RIVALS.items():
-                method = command.best(found, table, constraint, names)
-                assert method is not None
-                accuracy, other = means(method, (table, constraint))
+            mine = study.Cell(table, constraint, study.OURS)
+            base, gap = (found[mine].mean(key) for key in ("accuracy", "gap"))
+            for label, names in study.RIVALS.items():
+                rival = study.best(found, mine, names)
+                assert rival is not None
+                accuracy, other = (found[rival].mean(key) for key in ("accuracy", "gap"))
                 for axes, value in zip(panels, (accuracy - base, other), strict=True):
                     if label not in RIVALS:
                         axes.plot(value, row, "o", **GREY, markersize=8, markeredgewidth=0)

@@ -15,160 +15,129 @@ the one with the least gap. Reported are test rows:
 larger of those of true- and false-positive rates (equalized odds) |
 | `seconds` | CPU time of all fits of a seed on one thread |
 
-Reductions of boosting, most of the time, have three seeds instead of ten. The full benchmark takes
-about an hour of CPU time. Finished runs are kept in the file `--out`; another
-run with the same file continues. Tables whose files are not there are fetched from PyPI.
+Reductions of boosting, most of the time, have three seeds instead of ten. The full study takes
+about an hour of CPU time. Tables whose files are not there are fetched from PyPI.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fcco_experiments.data import MissingData
 from fcco_experiments.stats import paired, spread
 
-from studies.runner import Job, Runner
+from studies import publish
+from studies.runner import Job, Runner, available, command, note, parse
 
 from .methods import METHODS, OURS, REDUCTIONS, THRESHOLDS
 from .tables import READERS, read
 from .training import CONSTRAINTS, LIMIT, Figures, choose, run
 
-Cell = tuple[str, str, str]  # table, constraint, method
-Found = dict[Cell, list[Figures]]  # one for each seed
 QUICK_ROWS = 2000
 SLOW = tuple(name for name in REDUCTIONS if name.endswith("boosting"))
 SLOW_SEEDS = 3
 
 
-def plan(options: argparse.Namespace) -> list[Cell]:
-    """What the filters leave, on the tables that can be had."""
-    there = []
-    for table in options.table:
-        try:
-            read(table)  # before any worker does: a file is fetched once
-            there.append(table)
-        except MissingData as reason:
-            options.left_out.append(f"{table} is left out. {reason}")
-            print(options.left_out[-1], file=sys.stderr)
-    return [
-        (table, constraint, method)
-        for table in there
-        for constraint in options.constraint
-        for method in METHODS
-        if any(method.startswith(name) for name in options.method)
-        and not (options.quick and method in SLOW)
-    ]
+class Cell(NamedTuple):
+    """A method under a constraint on a table."""
+
+    table: str
+    constraint: str
+    method: str
 
 
-def train(cells: Iterable[Cell], options: argparse.Namespace) -> Found:
+class Runs(list[Figures]):
+    """The runs of a cell, one for each seed."""
+
+    def of(self, name: str, part: str = "test") -> list[float]:
+        """A figure of the chosen candidates; empty where there is none."""
+        rows = [each.chosen(part) for each in self]
+        return [row[name] for row in rows] if all(name in row for row in rows) else []
+
+    def mean(self, name: str, part: str = "test") -> float:
+        return statistics.fmean(self.of(name, part))
+
+    def seconds(self) -> list[float]:
+        """All fits of a seed."""
+        return [sum(each.seconds) for each in self]
+
+    def per_fit(self) -> float:
+        return statistics.fmean(second for each in self for second in each.seconds)
+
+
+Found = dict[Cell, Runs]
+
+
+def cells(
+    tables: Iterable[str] = READERS,
+    constraints: Iterable[str] = CONSTRAINTS,
+    methods: Iterable[str] = METHODS,
+) -> list[Cell]:
+    return [Cell(t, c, m) for t in tables for c in constraints for m in methods]
+
+
+def train(some: Iterable[Cell], runner: Runner, seeds: int, quick: bool = False) -> Found:
     """All runs, seed by seed."""
-    setting = {"rows": QUICK_ROWS} if options.quick else {}
-
-    def job(cell: Cell, seed: int) -> Job:
-        table, constraint, method = cell
-        return Job(f"{table} / {constraint}", method, setting, seed)
-
-    def seeds(cell: Cell) -> range:
-        return range(min(options.seeds, SLOW_SEEDS) if cell[2] in SLOW else options.seeds)
-
-    cells = list(cells)
-    runner = Runner(run, Figures, options.workers, options.out)
-    pairs = [(seed, cell) for seed in range(options.seeds) for cell in cells if seed in seeds(cell)]
-    runner([job(cell, seed) for seed, cell in pairs], "runs")
-    return {cell: [runner.known[job(cell, seed).key] for seed in seeds(cell)] for cell in cells}
+    setting = {"rows": QUICK_ROWS} if quick else {}
+    jobs = {
+        cell: [
+            Job(f"{cell.table} / {cell.constraint}", cell.method, setting, seed)
+            for seed in range(min(seeds, SLOW_SEEDS) if cell.method in SLOW else seeds)
+        ]
+        for cell in some
+    }
+    every = [job for own in jobs.values() for job in own]
+    runner(sorted(every, key=lambda job: job.seed), "runs")
+    return {cell: Runs(runner.of(own)) for cell, own in jobs.items()}
 
 
-def values(figures: Sequence[Figures], name: str) -> list[float]:
-    """A figure of the chosen candidates on test rows, by seed; empty where there is none."""
-    rows = [each.test[each.chosen] for each in figures]
-    return [row[name] for row in rows] if all(name in row for row in rows) else []
+def published() -> Found:
+    """All of it, from the published runs."""
+    return train(cells(), Runner(run, Figures, 0, publish.runs("estimators")), 10)
 
 
-def seconds(figures: Sequence[Figures]) -> list[float]:
-    """All fits of a seed."""
-    return [sum(each.seconds) for each in figures]
-
-
-def per_fit(figures: Sequence[Figures]) -> float:
-    return statistics.fmean(second for each in figures for second in each.seconds)
-
-
-def within(figures: Sequence[Figures]) -> float:
-    """The share of seeds with a gap within the limit on test rows."""
-    return statistics.fmean(gap <= LIMIT for gap in values(figures, "gap"))
-
-
-def best(found: Found, table: str, constraint: str, names: Iterable[str]) -> str | None:
+def best(found: Found, cell: Cell, names: Iterable[str]) -> Cell | None:
     """Of some methods the one with the best means on validation rows, by the same rule."""
-    there = [name for name in names if (table, constraint, name) in found]
-    means = []
-    for name in there:
-        rows = [each.val[each.chosen] for each in found[table, constraint, name]]
-        means.append({k: statistics.fmean(row[k] for row in rows) for k in ("accuracy", "gap")})
+    there = [own for name in names if (own := cell._replace(method=name)) in found]
+    means = [{k: found[own].mean(k, "val") for k in ("accuracy", "gap")} for own in there]
     return there[choose(means)] if there else None
 
 
-def collect(found: Found) -> dict[str, Any]:
-    """In the form of the JSON."""
-    told: dict[str, Any] = {}
-    for (table, constraint, method), figures in found.items():
-        row = {
-            "accuracy": values(figures, "accuracy"),
-            "auc": values(figures, "auc"),
-            "gap": values(figures, "gap"),
-            "seconds": seconds(figures),
-        }
-        told.setdefault(table, {}).setdefault(constraint, {})[method] = {
-            name: dict(zip(("mean", "std"), (round(x, 5) for x in spread(each)), strict=True))
-            for name, each in row.items()
-            if each
-        }
-    return told
-
-
-def difference(found: Found, table: str, constraint: str, method: str) -> Any:
+def against(found: Found, cell: Cell) -> Any:
     """Accuracy of ours less that of another over the seeds that both have; None without ours."""
-    mine = found.get((table, constraint, OURS))
-    if mine is None or method == OURS:
+    mine = found.get(cell._replace(method=OURS))
+    if mine is None or cell.method == OURS:
         return None
-    other = values(found[table, constraint, method], "accuracy")
-    return paired(values(mine, "accuracy")[: len(other)], other)
+    other = found[cell].of("accuracy")
+    return paired(mine.of("accuracy")[: len(other)], other)
 
 
-def against(found: Found, table: str, constraint: str, method: str) -> str:
-    """That difference with its interval; bold where it excludes 0."""
-    gap = difference(found, table, constraint, method)
-    if gap is None:
-        return ""
-    text = f"{gap.mean:+.4f} ± {gap.high - gap.mean:.4f}"
-    return f"**{text}**" if gap.decided else text
-
-
-def cells_of(found: Found, table: str, constraint: str, method: str) -> list[str]:
-    """The row of a method: accuracy, difference, AUC, gap, share of seeds, seconds."""
-    figures = found[table, constraint, method]
-    accuracy, deviation = spread(values(figures, "accuracy"))
-    scores = values(figures, "auc")
-    gap, error = (statistics.fmean(values(figures, name)) for name in ("gap", "gap_error"))
-    return [
-        f"{accuracy:.4f} ± {deviation:.4f}",
-        against(found, table, constraint, method),
-        f"{statistics.fmean(scores):.3f}" if scores else "",
-        f"{gap:.3f} ({error:.3f})",
-        f"{within(figures):.0%}",
-        f"{statistics.fmean(seconds(figures)):.1f}",
-        f"{per_fit(figures):.2f}",
-    ]
+def bold(text: str, gap: Any) -> str:
+    """Where the interval of the difference excludes 0."""
+    return f"**{text}**" if gap is not None and gap.decided else text
 
 
 HEAD = ["accuracy", "ours − it, 95 %", "AUC", "gap (s.e.)", "within", "seconds", "per fit"]
+
+
+def table(found: Found, constraint: str) -> list[list[str]]:
+    """All methods under a constraint."""
+    rows = [["table", "method", *HEAD]]
+    for cell, runs in found.items():
+        if cell.constraint == constraint:
+            gap, scores = against(found, cell), runs.of("auc")
+            less = "" if gap is None else f"{gap.mean:+.4f} ± {gap.high - gap.mean:.4f}"
+            rows.append([
+                cell.table, cell.method, publish.mean_std(runs.of("accuracy"), 4), bold(less, gap),
+                f"{statistics.fmean(scores):.3f}" if scores else "",
+                f"{runs.mean('gap'):.3f} ({runs.mean('gap_error'):.3f})",
+                f"{statistics.fmean(gap <= LIMIT for gap in runs.of('gap')):.0%}",
+                f"{statistics.fmean(runs.seconds()):.1f}", f"{runs.per_fit():.2f}",
+            ])  # fmt: skip
+    return rows
 
 
 RIVALS = {
@@ -177,105 +146,77 @@ RIVALS = {
     "GridSearch": [name for name in REDUCTIONS if name.startswith("Grid")],
     "ThresholdOptimizer": THRESHOLDS,
 }
-SUMMARY_HEAD = ["", "ours", *RIVALS, "time of a fit ÷ ours"]
+TIMES = "time of a fit ÷ ours"
 
 
-def summary(found: Found) -> list[list[str]]:
-    """Accuracy / gap of ours and of the best of each kind of rival; how long their fits take."""
-    rows = []
-    for table, constraint in dict.fromkeys(key[:2] for key in found):
-        if (table, constraint, OURS) not in found:
+def summary(found: Found, *columns: str) -> list[list[str]]:
+    """Accuracy / gap of ours and of the best of each kind of rival; how long their fits take.
+
+    Args:
+        found: the runs.
+        columns: of the table; all unless given.
+    """
+    columns = columns or ("ours", *RIVALS, TIMES)
+    rows = [["", *columns]]
+    for cell, mine in found.items():
+        if cell.method != OURS:
             continue
-        row, times = [f"{table}, {constraint.replace('_', ' ')}"], []
-        for names in ((OURS,), *RIVALS.values()):
-            method = best(found, table, constraint, names)
-            if method is None:
-                row.append("")
-                continue
-            figures = found[table, constraint, method]
-            means = (statistics.fmean(values(figures, name)) for name in ("accuracy", "gap"))
-            text = "{:.4f} / {:.3f}".format(*means)
-            gap = difference(found, table, constraint, method)
-            row.append(f"**{text}**" if gap is not None and gap.decided else text)
-            times.append(per_fit(figures))
-        rows.append([*row, ", ".join(f"{each / times[0]:.1f}" for each in times[1:])])
+        shown = {"ours": f"{mine.mean('accuracy'):.4f} / {mine.mean('gap'):.3f}"}
+        times = []
+        for label, names in RIVALS.items():
+            rival = best(found, cell, names)
+            if rival is not None:
+                runs = found[rival]
+                text = f"{runs.mean('accuracy'):.4f} / {runs.mean('gap'):.3f}"
+                shown[label] = bold(text, against(found, rival))
+                times.append(f"{runs.per_fit() / mine.per_fit():.1f}")
+        shown[TIMES] = ", ".join(times)
+        place = f"{cell.table}, {cell.constraint.replace('_', ' ')}"
+        rows.append([place, *(shown.get(column, "") for column in columns)])
     return rows
 
 
-def as_markdown(head: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def markdown(found: Found) -> dict[str, str]:
-    """Tables by name: the summary, of docs/research/details/estimators.md, and each constraint."""
-    pages = {"summary": as_markdown(SUMMARY_HEAD, summary(found))}
-    for wanted in dict.fromkeys(constraint for _, constraint, _ in found):
-        rows = [
-            [table, method, *cells_of(found, table, constraint, method)]
-            for table, constraint, method in found
-            if constraint == wanted
-        ]
-        pages[wanted] = as_markdown(["table", "method", *HEAD], rows)
-    return pages
-
-
-def text(found: Found) -> str:
-    """The same for a terminal."""
-    lines = []
-    for table, constraint in dict.fromkeys(key[:2] for key in found):
-        widths = (23, 22, 7, 15, 8, 9, 9)
-        head = "".join(f"{word:>{width}}" for word, width in zip(HEAD, widths, strict=True))
-        lines.append(f"\n{f'{table}, {constraint}':<33}{head}")
-        for method in METHODS:
-            if (table, constraint, method) in found:
-                row = [cell.strip("*") for cell in cells_of(found, table, constraint, method)]
-                told = "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-                lines.append(f"  {method:<31}{told}")
-    return "\n".join(lines)
+def collect(found: Found) -> dict[str, Any]:
+    """In the form of the JSON."""
+    told: dict[str, Any] = {}
+    for cell, runs in found.items():
+        row = {key: runs.of(key) for key in ("accuracy", "auc", "gap")}
+        row["seconds"] = runs.seconds()
+        told.setdefault(cell.table, {}).setdefault(cell.constraint, {})[cell.method] = {
+            name: dict(zip(("mean", "std"), (round(x, 5) for x in spread(each)), strict=True))
+            for name, each in row.items()
+            if each
+        }
+    return told
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.estimators", description=summary, epilog=details,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument("--markdown", action="store_true", help="tables for a page instead")
-    parser.add_argument(
-        "--quick", action="store_true", help="few rows, two seeds, no reductions of boosting"
-    )
-    parser.add_argument("--table", nargs="+", choices=list(READERS), default=list(READERS))
-    parser.add_argument(
-        "--constraint", nargs="+", choices=list(CONSTRAINTS), default=list(CONSTRAINTS)
-    )
-    parser.add_argument("--method", nargs="+", default=[""], help="beginnings of their names")
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        help=f"10, or 2 with --quick; {SLOW_SEEDS} at most for reductions of boosting",
-    )
-    parser.add_argument(
-        "--workers", type=int, help="processes of one thread each; 1, or 2 with --quick"
-    )
-    parser.add_argument("--out", type=Path, help="file of JSON lines with finished runs")
-    options = parser.parse_args(arguments)
-    options.seeds = options.seeds or (2 if options.quick else 10)
-    options.workers = options.workers or (2 if options.quick else 1)
-    options.left_out = []
-    cells = plan(options)
+    parser = command("estimators", __doc__)
+    add = parser.add_argument
+    add("--markdown", action="store_true", help="tables for a page instead")
+    add("--table", nargs="+", choices=list(READERS), default=list(READERS))
+    add("--constraint", nargs="+", choices=list(CONSTRAINTS), default=list(CONSTRAINTS))
+    add("--method", nargs="+", default=[""], help="beginnings of their names")
+    options = parse(parser, arguments, (2, 10))
+    there = available(options.table, read, options.left_out)  # a file is fetched once
+    names = [name for name in METHODS if name.startswith(tuple(options.method))]
+    if options.quick:
+        names = [name for name in names if name not in SLOW]
     if importlib.util.find_spec("fairlearn") is None:
-        cells = [cell for cell in cells if cell[2] not in (*REDUCTIONS, *THRESHOLDS)]
-        note = "fairlearn is left out: not installed (pip install '.[bench]')."
-        options.left_out.append(note)
-        print(note, file=sys.stderr)
-    if not cells:
+        names = [name for name in names if name not in (*REDUCTIONS, *THRESHOLDS)]
+        note(options.left_out, "fairlearn is left out: not installed (pip install '.[bench]').")
+    some = cells(there, options.constraint, names)
+    if not some:
         parser.exit(1, "Nothing is left to train.\n")
-    found = train(cells, options)
-    print("\n\n".join(markdown(found).values()) if options.markdown else text(found))
+    runner = Runner(run, Figures, options.workers, options.out)
+    found = train(some, runner, options.seeds, options.quick)
+    pages = [summary(found), *(table(found, constraint) for constraint in options.constraint)]
+    print("\n\n".join(map(publish.markdown if options.markdown else publish.plain, pages)))
+    told = {**collect(found), "left_out": options.left_out}
+    if options.publish:
+        publish.write(publish.RESULTS / "estimators", told, runner.entries(), commit=options.commit)
     if options.json:
-        print(json.dumps({**collect(found), "left_out": options.left_out}))
+        print(json.dumps(told))
 
 
 if __name__ == "__main__":

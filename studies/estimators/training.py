@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,8 @@ def measure(candidate: Candidate, part: Part, constraint: str) -> dict[str, floa
     """Expected accuracy and gap over the random draws of the predictions."""
     predicted = candidate.predict(part)
     value, error = gap(predicted, part, constraint)
-    found = {
-        "accuracy": float(np.where(part.y == 1, predicted, 1 - predicted).mean()),
-        "gap": value,
-        "gap_error": error,
-    }
+    accuracy = float(np.where(part.y == 1, predicted, 1 - predicted).mean())
+    found = {"accuracy": accuracy, "gap": value, "gap_error": error}
     if candidate.score is not None:
         found["auc"] = float(roc_auc_score(part.y, candidate.score(part)))
     return {name: round(value, 5) for name, value in found.items()}
@@ -58,7 +55,7 @@ def measure(candidate: Candidate, part: Part, constraint: str) -> dict[str, floa
 
 @dataclass(frozen=True)
 class Figures:
-    """What the candidates of one run showed.
+    """What the candidates of one run showed; the chosen one alone, where they are more than ten.
 
     Attributes:
         settings: of each candidate, in words.
@@ -72,21 +69,16 @@ class Figures:
     test: list[dict[str, float]]
     seconds: list[float]
 
-    @property
-    def chosen(self) -> int:
-        """The candidate that validation rows choose."""
-        return choose(self.val)
-
-    def reduced(self) -> Figures:
-        """The chosen candidate alone, where there are more than ten: a grid takes much room."""
-        if len(self.settings) <= 10:
-            return self
-        k = self.chosen
-        return Figures([self.settings[k]], [self.val[k]], [self.test[k]], self.seconds)
+    def chosen(self, part: str) -> dict[str, float]:
+        """The figures, on a part, of the candidate that validation rows choose."""
+        return getattr(self, part)[choose(self.val)]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON; a grid takes much room."""
+        k = choose(self.val)
+        kept = slice(k, k + 1) if len(self.settings) > 10 else slice(None)
+        parts = ("settings", "val", "test")
+        return {name: getattr(self, name)[kept] for name in parts} | {"seconds": self.seconds}
 
 
 def run(job: Job) -> Figures:
@@ -103,4 +95,4 @@ def run(job: Job) -> Figures:
         figures.test.append(measure(candidate, test, constraint))
         if candidate.seconds is not None:
             figures.seconds.append(round(candidate.seconds, 4))
-    return figures.reduced()
+    return figures

@@ -25,25 +25,25 @@ A head is trained on features of the frozen MiniLM, or with `--train all` the wh
 method has four settings, of the whole network two. On validation data (mean of the tuning seeds)
 `erm` takes the one with the largest AUC, the others the one that comes nearest to both aims, of
 which the worse counts: the largest excess, plus one standard error of it, over 0.02, and the loss
-of AUC over 0.005. Then come fresh seeds. Finished runs are kept in the file `--out`; another run
-with the same file continues.
+of AUC over 0.005. Then come fresh seeds.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from fcco_experiments.stats import spread
 
-from studies.runner import Job, Runner, short
+from studies import publish
+from studies.runner import Job, Runner, command, note, parse, short, tuned
 
 from . import comments
 from .methods import LIMIT, METHODS, Setting
@@ -52,57 +52,42 @@ from .training import END_TO_END, PLANS, WORDS, Figures, Files, run
 LOSS = 0.005  # of AUC, that may be given for the rates
 SEEDS = range(10, 100)
 QUICK_STEPS = 100
+BUDGET = {END_TO_END: (1, 3)}  # seeds for settings, fresh ones
+USUAL = (2, 10)
 
 Found = dict[str, tuple[Setting, list[Figures]]]
 
 
-def train(options: argparse.Namespace) -> Found:
+def train(problem: str, runner: Runner, tuning: int, seeds: int, steps: int | None = None) -> Found:
     """For each method the chosen setting, and the figures by seed."""
-    files = Files(options.tokens or options.arrays, options.weights, options.device)
-    runner = Runner(partial(run, files=files), Figures, options.workers, options.out)
-    grids = {name: METHODS[name].grid(PLANS[options.problem].rates) for name in METHODS}
+    grids = {name: method.grid(PLANS[problem].rates) for name, method in METHODS.items()}
 
     def job(method: str, setting: Setting, seed: int) -> Job:
-        return Job(options.problem, method, setting, seed, evaluations=options.steps)
+        return Job(problem, method, setting, seed, evaluations=steps)
 
-    chosen = {name: grid[0] for name, grid in grids.items()}
-    if not options.quick:
-        seeds = range(options.tuning)
-        jobs = {
-            name: [[job(name, setting, seed) for seed in seeds] for setting in grid]
-            for name, grid in grids.items()
-        }
-        runner([each for grid in jobs.values() for some in grid for each in some], "settings")
-        tried = {
-            name: [validation([runner.known[each.key] for each in some]) for some in grid]
-            for name, grid in jobs.items()
-        }
-        places = choose(tried)
-        chosen = {name: grids[name][place] for name, place in places.items()}
-    seeds = SEEDS[: options.seeds]
-    jobs = {name: [job(name, chosen[name], seed) for seed in seeds] for name in METHODS}
-    runner([each for some in jobs.values() for each in some], "seeds")
-    return {
-        name: (chosen[name], [runner.known[each.key] for each in some])
-        for name, some in jobs.items()
+    return tuned(runner, grids, job, range(tuning), SEEDS[:seeds], choose)
+
+
+def published(problem: str) -> Found:
+    """All of it, from the published runs."""
+    runner = Runner(run, Figures, 0, publish.runs("identities"))
+    return train(problem, runner, *BUDGET.get(problem, USUAL))
+
+
+def choose(tried: Mapping[str, list[list[Figures]]]) -> dict[str, int]:
+    """The place of the chosen setting of each method, from validation data."""
+
+    def means(runs: list[Figures]) -> tuple[float, float]:
+        excess = statistics.fmean(max(each.doubtful_excess("val")) for each in runs)
+        return statistics.fmean(each.auc["val"] for each in runs), excess
+
+    found = {name: [means(runs) for runs in own] for name, own in tried.items()}
+    most = max(auc for auc, _ in found["erm"])
+    places = {
+        name: [max(excess / LIMIT, (most - auc) / LOSS) for auc, excess in own]
+        for name, own in found.items()
     }
-
-
-def validation(runs: list[Figures]) -> tuple[float, float]:
-    """AUC, and the largest excess with its standard error, on validation data: means over runs."""
-    auc = statistics.fmean(each.auc["val"] for each in runs)
-    return auc, statistics.fmean(max(each.doubtful_excess("val")) for each in runs)
-
-
-def choose(tried: dict[str, list[tuple[float, float]]]) -> dict[str, int]:
-    """The place of the chosen setting of each method, from what `validation` gave for each."""
-    most = max(auc for auc, _ in tried["erm"])
-
-    def shortfall(auc: float, excess: float) -> float:
-        return max(excess / LIMIT, (most - auc) / LOSS)
-
-    places = {name: [shortfall(*each) for each in some] for name, some in tried.items()}
-    places["erm"] = [-auc for auc, _ in tried["erm"]]
+    places["erm"] = [-auc for auc, _ in found["erm"]]
     return {name: values.index(min(values)) for name, values in places.items()}
 
 
@@ -113,7 +98,7 @@ def figures(own: Figures, erm: Figures) -> dict[str, float]:
     limit, excess = own.fpr["test"] + LIMIT, own.excess("test")
     tests = [(wrong, number, limit) for wrong, number in own.groups["test"]]
     above, below = (
-        [binomtest(*each, alternative=side).pvalue < 0.05 for each in tests]
+        sum(bool(binomtest(*each, alternative=side).pvalue < 0.05) for each in tests)
         for side in ("greater", "less")
     )
     return {
@@ -123,123 +108,118 @@ def figures(own: Figures, erm: Figures) -> dict[str, float]:
         "tpr": own.tpr["test"],
         "largest excess": max(excess),
         "groups within": sum(each <= LIMIT for each in excess),
-        "groups above": int(sum(above)),
-        "groups proved": int(sum(below)),
+        "groups above": above,
+        "groups proved": below,
     }
 
 
-def collect(found: Found) -> dict[str, dict[str, dict[str, float]]]:
-    """In the form of the JSON: mean and standard deviation over seeds."""
-    told: dict[str, dict[str, dict[str, float]]] = {}
+def collect(found: Found) -> dict[str, dict[str, list[float]]]:
+    """Each figure of each method by seed."""
+    told = {}
     for name, (_, runs) in found.items():
-        pairs = zip(runs, found["erm"][1], strict=True)
-        rows = [figures(own, erm) for own, erm in pairs]
-        told[name] = {}
-        for figure in rows[0]:
-            values = [row[figure] for row in rows]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            told[name][figure] = {
-                "mean": round(statistics.fmean(values), 5), "std": round(spread, 5),
-            }  # fmt: skip
+        rows = [figures(*pair) for pair in zip(runs, found["erm"][1], strict=True)]
+        told[name] = {key: [row[key] for row in rows] for key in rows[0]}
     return told
 
 
-def markdown(found: Found) -> str:
-    """The table of methods in docs/research/details/identities.md."""
-    lines = [
-        "| | AUC | less than ERM | TPR | largest excess | within | above by more than chance "
-        "| proved |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+COLUMNS = {
+    "AUC": ("auc", 4),
+    "less than ERM": ("auc loss", 4),
+    "TPR": ("tpr", 3),
+    "largest excess": ("largest excess", 3),
+    "within": ("groups within", 1),
+    "above by more than chance": ("groups above", 1),
+    "proved": ("groups proved", 1),
+}
+
+
+def table(found: Found, *columns: str) -> list[list[str]]:
+    """Methods by figures: mean and standard deviation over seeds."""
+    columns = columns or tuple(COLUMNS)
+    rows = [["", *columns]]
     for name, row in collect(found).items():
-        cells = [
-            told(row[figure], digits)
-            for figure, digits in (
-                ("auc", 4), ("auc loss", 4), ("tpr", 3), ("largest excess", 3),
-                ("groups within", 1), ("groups above", 1), ("groups proved", 1),
-            )
-        ]  # fmt: skip
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        shown = (COLUMNS[column] for column in columns)
+        rows.append([name, *(publish.mean_std(row[key], digits) for key, digits in shown)])
+    return rows
 
 
-def told(value: dict[str, float], digits: int) -> str:
-    """Mean and standard deviation."""
-    return f"{value['mean']:.{digits}f} ± {value['std']:.{digits}f}"
+def rates(runs: Sequence[Figures], place: int) -> float:
+    """The rate of an identity, mean over seeds."""
+    counts = (run.groups["test"][place] for run in runs)
+    return statistics.fmean(wrong / number for wrong, number in counts)
 
 
-def by_group(found: Found) -> str:
-    """The rate of each identity, mean over seeds, with the standard error of the test comments."""
-    names = list(found)
-    lines = [f"| identity | comments | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
-    overall = " | ".join(
-        f"{statistics.fmean(each.fpr['test'] for each in runs):.3f}" for _, runs in found.values()
-    )
-    lines.append(f"| all comments | | {overall} |")
+def by_group(found: Found) -> list[list[str]]:
+    """The rate of each identity, with the standard error of so many test comments."""
+    every = [runs for _, runs in found.values()]
+    overall = (f"{statistics.fmean(run.fpr['test'] for run in runs):.3f}" for runs in every)
+    rows = [["identity", "comments", *found], ["all comments", "", *overall]]
     for place, group in enumerate(comments.WORDS):
-        number, cells = 0, []
-        for _, runs in found.values():
-            counts = [each.groups["test"][place] for each in runs]
-            number = counts[0][1]
-            rate = statistics.fmean(wrong / number for wrong, number in counts)
-            cells.append(f"{rate:.3f} ± {(rate * (1 - rate) / number) ** 0.5:.3f}")
-        lines.append(f"| {group} | {number} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        number = every[0][0].groups["test"][place][1]
+        means = (rates(runs, place) for runs in every)
+        cells = (f"{rate:.3f} ± {(rate * (1 - rate) / number) ** 0.5:.3f}" for rate in means)
+        rows.append([group, str(number), *cells])
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.identities", description=summary, epilog=details,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument(
-        "--quick", action="store_true", help="few steps, two seeds, no choice, words for features"
-    )
-    parser.add_argument("--train", choices=("head", "all"), default="head")
-    parser.add_argument("--words", action="store_true", help="a head is told the identities too")
-    parser.add_argument("--seeds", type=int, help="10; 3 of a whole network, 2 with --quick")
-    parser.add_argument("--tuning", type=int, help="seeds for the settings: 2, 1 of a network")
-    parser.add_argument("--steps", type=int, help="of every run")
-    parser.add_argument("--workers", type=int, default=1, help="processes of one thread each")
-    parser.add_argument("--out", type=Path, help="file of JSON lines with finished runs")
-    parser.add_argument("--arrays", type=Path, metavar="FILE", help="features, as .npz")
-    parser.add_argument("--tokens", type=Path, metavar="FILE", help="for --train all")
-    parser.add_argument("--weights", type=Path, metavar="FOLDER", help="for --train all")
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write both files and stop")
-    parser.add_argument("--device", help="of a whole network; the GPU where there is one")
-    options = parser.parse_args(arguments)
+    parser = command("identities", __doc__)
+    add = parser.add_argument
+    add("--train", choices=("head", "all"), default="head")
+    add("--words", action="store_true", help="a head is told the identities too")
+    add("--tuning", type=int, help="seeds for the settings: 2, 1 of a network")
+    add("--steps", type=int, help="of every run")
+    add("--arrays", type=Path, metavar="FILE", help="features, as .npz")
+    add("--tokens", type=Path, metavar="FILE", help="for --train all")
+    add("--weights", type=Path, metavar="FOLDER", help="for --train all")
+    add("--save", type=Path, metavar="FOLDER", help="write both files and stop")
+    add("--device", help="of a whole network; the GPU where there is one")
+    whole = parser.parse_args(arguments).train == "all"
+    problem_budget = BUDGET[END_TO_END] if whole else USUAL
+    options = parse(parser, arguments, (2, problem_budget[1]))
     if options.save:
         comments.save(options.save)
         return
-    whole = options.train == "all"
     if whole and options.tokens is None:
         parser.error("--train all needs --tokens FILE, written by --save.")
     if whole and options.words:
         parser.error("--words is for a head: a whole network reads the words themselves.")
     if not whole and (options.tokens or options.weights):
         parser.error("--tokens and --weights are for --train all.")
-    options.problem = END_TO_END if whole else WORDS if options.words else "features"
-    options.seeds = options.seeds or (2 if options.quick else 3 if whole else 10)
-    options.tuning = options.tuning or (1 if whole else 2)
-    options.steps = options.steps or (QUICK_STEPS if options.quick else None)
+    problem = END_TO_END if whole else WORDS if options.words else "features"
+    tuning = 0 if options.quick else options.tuning or problem_budget[0]
+    steps = options.steps or (QUICK_STEPS if options.quick else None)
     gpu = whole and torch.cuda.is_available()
-    options.device = options.device or ("cuda" if gpu else "cpu")
+    device = options.device or ("cuda" if gpu else "cpu")
     try:
         with tempfile.TemporaryDirectory() as folder:
             if options.quick and not whole and options.arrays is None:
-                print("Reading the comments; features are counts of words.", file=sys.stderr)
+                note([], "Reading the comments; features are counts of words.")
                 options.arrays = Path(folder) / "counts.npz"
                 np.savez(options.arrays, **comments.read("counts"))  # type: ignore[arg-type]
-            found = train(options)
+            files = Files(options.tokens or options.arrays, options.weights, device)
+            do = partial(run, files=files)
+            runner = Runner(do, Figures, options.workers, options.out)
+            found = train(problem, runner, tuning, options.seeds, steps)
     except FileNotFoundError as reason:
         parser.exit(1, f"{short(reason)}\n")
-    print(f"{markdown(found)}\n\n{by_group(found)}\n")
+    print(f"{publish.plain(table(found))}\n\n{publish.plain(by_group(found))}\n")
     for name, (setting, _) in found.items():
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))
+    told: dict[str, Any] = {
+        name: {
+            key: dict(zip(("mean", "std"), (round(x, 5) for x in spread(values)), strict=True))
+            for key, values in row.items()
+        }
+        for name, row in collect(found).items()
+    }
+    if options.publish:
+        publish.write(
+            publish.RESULTS / "identities", {problem: told}, runner.entries(),
+            device=device, commit=options.commit,
+        )  # fmt: skip
     if options.json:
-        print(json.dumps(collect(found)))
+        print(json.dumps(told))
 
 
 if __name__ == "__main__":

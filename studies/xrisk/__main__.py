@@ -19,224 +19,143 @@ on test data:
 | `tpAUC` | area where FPR <= 0.5 and TPR >= 0.5, over 0.25 |
 | `NDCG@5`, `NDCG@10` | mean over queries, gains 2^relevance - 1 |
 
-The full benchmark takes two CPU-hours or so. Finished runs are kept in the file `--out`; another
-run with the same file continues. LibAUC and LightGBM are left out where they are not installed.
+The full study takes two CPU-hours or so. LibAUC and LightGBM are left out where they are not
+installed.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import statistics
-import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+from fcco_experiments.stats import spread
 
-from studies.runner import Job, Runner, short
+from studies import publish
+from studies.runner import Job, Runner, available, command, note, parse, tuned
 
-from . import speed
 from .methods import METHODS, OURS, Setting, missing
 from .problems import DATA, METRICS, load, metrics_of
 from .training import Figures, run
 
-TUNING_SEEDS = (0, 1)
-SEEDS = range(10, 100)
+TUNING_SEEDS, SEEDS = (0, 1), range(10, 100)
 QUICK_STEPS, QUICK_DATA = 90, ("hiv", "ranking")
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A method on a metric of a data set."""
 
     data: str
     metric: str
     method: str
 
-    def job(self, setting: Setting, seed: int, steps: int | None) -> Job:
-        """A plain loss is trained once for all metrics of its data."""
-        plain = METHODS[self.metric][self.method].plain
-        problem = self.data if plain else f"{self.data} / {self.metric}"
-        return Job(problem, self.method, setting, seed, evaluations=steps)
 
-    @property
-    def settings(self) -> list[Setting]:
-        """What it may choose from."""
-        return METHODS[self.metric][self.method].grid
+Found = dict[Cell, list[float]]
+"""The metric on test data by seed."""
 
 
-Found = dict[Cell, tuple[Setting, list[float]]]
-
-
-def plan(options: argparse.Namespace) -> list[Cell]:
-    """What the filters leave of the installed methods."""
-    absent = missing()
-    for prefix, reason in absent.items():
-        options.left_out.append(f"{prefix} is left out: {reason}")
-        print(options.left_out[-1], file=sys.stderr)
-    there = []
-    for data in options.data:
-        print(f"{data}: reading", file=sys.stderr)
-        try:
-            load(data, options.arrays)  # before any worker does: features are computed once
-            there.append(data)
-        except FileNotFoundError as reason:
-            options.left_out.append(f"{data} is left out: {short(reason)}")
-            print(options.left_out[-1], file=sys.stderr)
+def cells(
+    data: Iterable[str] = DATA, metrics: Iterable[str] = METRICS, methods: Iterable[str] = ("",)
+) -> list[Cell]:
+    """What is compared, by the names of data and metrics and the beginnings of methods."""
     return [
-        Cell(data, metric, method)
-        for data in there
-        for metric in metrics_of(data)
+        Cell(name, metric, method)
+        for name in data
+        for metric in metrics_of(name)
         for method in METHODS[metric]
-        if metric in options.metric
-        and any(method.startswith(name) for name in options.method)
-        and not any(method.startswith(prefix) for prefix in absent)
+        if metric in metrics and method.startswith(tuple(methods))
     ]
 
 
 def train(
-    cells: list[Cell], options: argparse.Namespace
-) -> dict[Cell, tuple[Setting, list[float]]]:
-    """For each cell the chosen setting and the metric on test data by seed."""
-    runner = Runner(partial(run, arrays=options.arrays), Figures, options.workers, options.out)
+    some: Sequence[Cell], runner: Runner, seeds: int, steps: int | None = None, quick: bool = False
+) -> Found:
+    """Choose a setting for each cell, and measure it on fresh seeds."""
 
-    def values(cell: Cell, setting: Setting, seeds: Iterable[int], part: str) -> list[float]:
-        jobs = [cell.job(setting, seed, options.steps) for seed in seeds]
-        return [getattr(runner.known[job.key], part)[cell.metric] for job in jobs]
+    def job(cell: Cell, setting: Setting, seed: int) -> Job:
+        """A plain loss is trained once for all metrics of its data."""
+        plain = METHODS[cell.metric][cell.method].plain
+        problem = cell.data if plain else f"{cell.data} / {cell.metric}"
+        return Job(problem, cell.method, setting, seed, evaluations=steps)
 
-    chosen = {cell: cell.settings[0] for cell in cells}
-    if not options.quick:
-        tuning = [
-            cell.job(setting, seed, options.steps)
-            for cell in cells
-            for setting in cell.settings
-            for seed in TUNING_SEEDS
-        ]
-        runner(tuning, "settings")
-        for cell in cells:
-            means = [mean(values(cell, each, TUNING_SEEDS, "val")) for each in cell.settings]
-            chosen[cell] = cell.settings[means.index(max(means))]
-    seeds = SEEDS[: options.seeds]
-    runner([cell.job(chosen[cell], s, options.steps) for cell in cells for s in seeds], "seeds")
-    return {cell: (chosen[cell], values(cell, chosen[cell], seeds, "test")) for cell in cells}
+    def choose(tried: dict[Cell, list[list[Figures]]]) -> dict[Cell, int]:
+        places = {}
+        for cell, own in tried.items():
+            means = [spread(each.val[cell.metric] for each in runs)[0] for runs in own]
+            # A run that diverged is less than any other.
+            means = [mean if math.isfinite(mean) else -math.inf for mean in means]
+            places[cell] = means.index(max(means))
+        return places
+
+    grids = {cell: METHODS[cell.metric][cell.method].grid for cell in some}
+    found = tuned(runner, grids, job, () if quick else TUNING_SEEDS, SEEDS[:seeds], choose)
+    return {cell: [each.test[cell.metric] for each in own] for cell, (_, own) in found.items()}
 
 
-def mean(values: list[float]) -> float:
-    """The mean; that of a run that diverged is less than any other."""
-    return statistics.fmean(values) if all(map(math.isfinite, values)) else -math.inf
+def published() -> Found:
+    """All of it, from the published runs."""
+    return train(cells(), Runner(run, Figures, 0, publish.runs("xrisk")), 10)
 
 
-def interval(differences: list[float]) -> tuple[float, float]:
-    """Mean and half width of the 95 % t interval."""
-    from scipy.stats import t
-
-    count = len(differences)
-    if count < 2:
-        return statistics.fmean(differences), math.nan
-    half = t.ppf(0.975, count - 1) * statistics.stdev(differences) / math.sqrt(count)
-    return statistics.fmean(differences), float(half)
+def table(found: Found) -> list[list[str]]:
+    """Means, and ours less each, with interval."""
+    rows = [["data, metric", "method", "mean ± std", "ours − it, 95 %"]]
+    for cell, values in found.items():
+        mine = found.get(cell._replace(method=OURS))
+        versus = "" if mine is None or cell.method == OURS else publish.ahead_by(mine, values)
+        rows.append([f"{cell.data}, {cell.metric}", cell.method, publish.mean_std(values), versus])
+    return rows
 
 
 def collect(found: Found) -> dict[str, Any]:
     """In the form of the JSON."""
     told: dict[str, Any] = {}
-    for cell, (_, values) in found.items():
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        row = {"mean": round(statistics.fmean(values), 5), "std": round(spread, 5)}
+    for cell, values in found.items():
+        row = dict(zip(("mean", "std"), (round(x, 5) for x in spread(values)), strict=True))
         told.setdefault(cell.data, {}).setdefault(cell.metric, {})[cell.method] = row
     return told
 
 
-def tables(found: Found) -> str:
-    """Means, paired differences of ours to each, settings."""
-    lines = []
-    for first in dict.fromkeys((cell.data, cell.metric) for cell in found):
-        data, metric = first
-        title = f"{data}, {metric}"
-        lines.append(f"\n{title:<20}{'mean':>8}{'std':>8}   ours - it, 95 %     setting")
-        mine = found.get(Cell(data, metric, OURS))
-        for cell, (setting, values) in found.items():
-            if (cell.data, cell.metric) != first:
-                continue
-            versus = ""
-            if mine is not None and cell.method != OURS:
-                pairs = zip(mine[1], values, strict=True)
-                middle, half = interval([a - b for a, b in pairs])
-                versus = f"{middle:+.4f} +- {half:.4f}"
-            spread = statistics.stdev(values) if len(values) > 1 else math.nan
-            told = " ".join(f"{key} {value}" for key, value in setting.items())
-            lines.append(
-                f"  {cell.method:<18}{statistics.fmean(values):>8.4f}{spread:>8.4f}"
-                f"   {versus:<20}{told}"
-            )
-    return "\n".join(lines)
-
-
-def markdown(found: Found) -> str:
-    """The table of docs/research/details/ranking.md: means, and ours less each, with interval."""
-    lines = ["| data, metric | method | mean ± std | ours − it, 95 % |", "|---|---|---|---|"]
-    for cell, (_, values) in found.items():
-        place, versus = f"{cell.data}, {cell.metric}", ""
-        if cell.method != OURS:
-            mine = found[Cell(cell.data, cell.metric, OURS)][1]
-            middle, half = interval([a - b for a, b in zip(mine, values, strict=True)])
-            versus = f"{middle:+.3f} ± {half:.3f}"
-            # An interval without 0 is shown in bold.
-            versus = f"**{versus}**" if abs(middle) > half else versus
-        told = f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
-        lines.append(f"| {place} | {cell.method} | {told} | {versus} |")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m studies.xrisk", description=summary, epilog=details,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument("--markdown", action="store_true", help="tables for a page instead")
-    parser.add_argument("--quick", action="store_true", help="few steps, two seeds, no choice")
-    parser.add_argument("--speed", action="store_true", help="time and memory of a step instead")
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        choices=list(DATA),
-        help="all; with --quick those without a backbone",
-    )
-    parser.add_argument("--metric", nargs="+", choices=list(METRICS), default=list(METRICS))
-    parser.add_argument("--method", nargs="+", default=[""], help="beginnings of their names")
-    parser.add_argument("--seeds", type=int, help="10, or 2 with --quick")
-    parser.add_argument("--steps", type=int, help="of every run")
-    parser.add_argument(
-        "--workers", type=int, help="processes of one thread each; 1, or 2 with --quick"
-    )
-    parser.add_argument("--out", type=Path, help="file of JSON lines with finished runs")
-    parser.add_argument("--arrays", type=Path, metavar="DIR", help="read DATA.npz from there")
-    options = parser.parse_args(arguments)
+    parser = command("xrisk", __doc__)
+    add = parser.add_argument
+    add("--markdown", action="store_true", help="the table for a page instead")
+    add("--speed", action="store_true", help="time and memory of a step instead")
+    add("--data", nargs="+", choices=list(DATA), help="all; with --quick those without a backbone")
+    add("--metric", nargs="+", choices=list(METRICS), default=list(METRICS))
+    add("--method", nargs="+", default=[""], help="beginnings of their names")
+    add("--steps", type=int, help="of every run")
+    add("--arrays", type=Path, metavar="DIR", help="read DATA.npz from there")
+    options = parse(parser, arguments, (2, 10))
     if options.speed:
-        speed.report(options.quick, options.json)
+        from benchmarks import risk_steps
+
+        risk_steps.report(options)
         return
-    options.seeds = options.seeds or (2 if options.quick else 10)
-    options.workers = options.workers or (2 if options.quick else 1)
-    options.steps = options.steps or (QUICK_STEPS if options.quick else None)
+    steps = options.steps or (QUICK_STEPS if options.quick else None)
+    for prefix, reason in missing().items():
+        note(options.left_out, f"{prefix} is left out: {reason}")
     # The features of a backbone take long, the first time.
     small = options.quick and options.arrays is None
-    options.data = options.data or list(QUICK_DATA if small else DATA)
-    options.left_out = []
-    torch.set_num_threads(1)
-    cells = plan(options)
-    if not cells:
+    wanted = options.data or (QUICK_DATA if small else DATA)
+    # Here, before any worker does it: features are computed once.
+    there = available(wanted, partial(load, arrays=options.arrays), options.left_out)
+    some = cells(there, options.metric, options.method)
+    some = [cell for cell in some if not cell.method.startswith(tuple(missing()))]
+    if not some:
         parser.exit(1, "Nothing is left to train.\n")
-    found = train(cells, options)
-    print(markdown(found) if options.markdown else tables(found))
+    do = partial(run, arrays=options.arrays)
+    runner = Runner(do, Figures, options.workers, options.out)
+    found = train(some, runner, options.seeds, steps, options.quick)
+    print((publish.markdown if options.markdown else publish.plain)(table(found)))
+    told = {**collect(found), "left_out": options.left_out}
+    if options.publish:
+        publish.write(publish.RESULTS / "xrisk", told, runner.entries(), commit=options.commit)
     if options.json:
-        print(json.dumps({**collect(found), "left_out": options.left_out}))
+        print(json.dumps(told))
 
 
 if __name__ == "__main__":

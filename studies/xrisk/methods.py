@@ -7,16 +7,18 @@ its pairwise losses, its own optimizer for each, the number of each row in the t
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
+from fcco_experiments.tasks.x_risk import model as task
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
-import fcco
+from fcco import xrisk
 
 from .problems import MAX_FPR, TWO_WAY, Part, fill
 
@@ -24,7 +26,6 @@ Setting = dict[str, Any]
 Step = Callable[[Tensor], None]
 Builder = Callable[[nn.Module, Part, str, Setting], Step]
 OURS = "ours"
-RATES = (1e-3, 2e-4)
 CPU = torch.device("cpu")
 
 
@@ -44,8 +45,8 @@ class Method:
     plain: bool = False
 
 
-def grid(rates: tuple[float, ...] = RATES, **knob: tuple[Any, ...]) -> list[Setting]:
-    """Learning rates x the values of one or no knob."""
+def grid(rates: tuple[float, ...] = (1e-3, 2e-4), **knob: tuple[Any, ...]) -> list[Setting]:
+    """Learning rates x the values of a knob."""
     ((name, values),) = knob.items()
     return [{"lr": lr, name: value} for lr, value in product(rates, values)]
 
@@ -68,20 +69,23 @@ def adam(model: nn.Module, setting: Setting) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), setting["lr"], weight_decay=decay, fused=True)
 
 
+def knobs(setting: Setting) -> Setting:
+    """Without what the optimizer takes."""
+    return {key: value for key, value in setting.items() if key not in ("lr", "weight_decay")}
+
+
 # Plain losses.
 
 
 def cross_entropy(model: nn.Module, train: Part, metric: str, setting: Setting) -> Step:
-    def loss(rows: Tensor) -> Tensor:
-        return bce(scores(model, train.x[rows]), train.y[rows])
-
-    return stepper(adam(model, setting), loss)
+    return stepper(
+        adam(model, setting), lambda rows: bce(scores(model, train.x[rows]), train.y[rows])
+    )
 
 
 def focal(model: nn.Module, train: Part, metric: str, setting: Setting) -> Step:
     def loss(rows: Tensor) -> Tensor:
-        each = bce(scores(model, train.x[rows]), train.y[rows], reduction="none")
-        return ((1 - torch.exp(-each)) ** setting["gamma"] * each).mean()
+        return task.focal(scores(model, train.x[rows]), train.y[rows], setting["gamma"]).mean()
 
     return stepper(adam(model, setting), loss)
 
@@ -105,33 +109,20 @@ def listwise(model: nn.Module, train: Part, metric: str, setting: Setting) -> St
 
 
 def ours(model: nn.Module, train: Part, metric: str, setting: Setting) -> Step:
-    optimizer = adam(model, setting)
-    risk = make_risk(model, optimizer, train, metric, setting)
-
-    def loss(rows: Tensor) -> Tensor:
-        run = lambda: scores(model, train.x[rows])  # noqa: E731
-        return risk(run, rows) if train.query is not None else risk(run, train.y[rows], rows)
-
-    return stepper(optimizer, loss)
-
-
-def make_risk(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    train: Part,
-    metric: str,
-    setting: Setting,
-) -> nn.Module:
-    xrisk = fcco.xrisk
-    own = {key: value for key, value in setting.items() if key not in ("lr", "weight_decay")}
-    if metric == "AP":
-        return xrisk.AveragePrecision(model, optimizer, train.y, **own)
-    if metric == "pAUC":
-        return xrisk.PartialAUC(model, optimizer, train.y, max_fpr=MAX_FPR, **own)
-    if metric == "tpAUC":
-        return xrisk.TwoWayPartialAUC(model, optimizer, train.y, **TWO_WAY, **own)
-    k = int(metric.partition("@")[2])
-    return xrisk.NDCG(model, optimizer, train.y, train.query, k=k, **own)
+    optimizer, own = adam(model, setting), knobs(setting)
+    some = model, optimizer, train.y
+    if train.query is not None:
+        risk = xrisk.NDCG(*some, train.query, k=int(metric.partition("@")[2]), **own)
+        return stepper(optimizer, lambda rows: risk(lambda: scores(model, train.x[rows]), rows))
+    risks: dict[str, Callable[[], nn.Module]] = {
+        "AP": lambda: xrisk.AveragePrecision(*some, **own),
+        "pAUC": lambda: xrisk.PartialAUC(*some, max_fpr=MAX_FPR, **own),
+        "tpAUC": lambda: xrisk.TwoWayPartialAUC(*some, **TWO_WAY, **own),
+    }
+    risk = risks[metric]()
+    return stepper(
+        optimizer, lambda rows: risk(lambda: scores(model, train.x[rows]), train.y[rows], rows)
+    )
 
 
 # LibAUC.
@@ -144,26 +135,21 @@ def libauc_pairs(name: str) -> Builder:
         from libauc import optimizers  # pyright: ignore[reportMissingImports]
         from libauc.losses import auc  # pyright: ignore[reportMissingImports]
 
-        own = {key: value for key, value in setting.items() if key not in ("lr", "weight_decay")}
-        size = len(train.y)
+        size, own = len(train.y), {**knobs(setting), "device": CPU}
+        staco = {"theta_0": 1 - TWO_WAY["min_tpr"], "theta_1": TWO_WAY["max_fpr"]}
         losses = {
-            "SOAP": lambda: auc.APLoss(size, device=CPU, **own),
-            "SOPA": lambda: auc.pAUC_CVaR_Loss(
-                size, int(train.y.sum()), beta=MAX_FPR, device=CPU, **own
-            ),
-            "SOPAs": lambda: auc.pAUC_DRO_Loss(size, device=CPU, **own),
-            "SOTAs": lambda: auc.tpAUC_KL_Loss(size, device=CPU, **own),
-            "STACO": lambda: auc.tpAUC_CVaR_loss(
-                size, theta_0=1 - TWO_WAY["min_tpr"], theta_1=TWO_WAY["max_fpr"], device=CPU, **own
-            ),
+            "SOAP": lambda: auc.APLoss(size, **own),
+            "SOPA": lambda: auc.pAUC_CVaR_Loss(size, int(train.y.sum()), beta=MAX_FPR, **own),
+            "SOPAs": lambda: auc.pAUC_DRO_Loss(size, **own),
+            "SOTAs": lambda: auc.tpAUC_KL_Loss(size, **own),
+            "STACO": lambda: auc.tpAUC_CVaR_loss(size, **staco, **own),
         }
         loss = losses[name]()
         optimizer = getattr(optimizers, name)(
             model.parameters(), lr=setting["lr"], mode="adam", verbose=False, device=CPU
         )
         return stepper(
-            optimizer,
-            lambda rows: loss(torch.sigmoid(model(train.x[rows])), train.y[rows], rows),
+            optimizer, lambda rows: loss(torch.sigmoid(model(train.x[rows])), train.y[rows], rows)
         )
 
     return build
@@ -180,31 +166,30 @@ def song(model: nn.Module, train: Part, metric: str, setting: Setting) -> Step:
     from libauc.optimizers import SONG  # pyright: ignore[reportMissingImports]
 
     assert train.query is not None
-    own = {key: value for key, value in setting.items() if key not in ("lr", "top")}
-    size, longest = len(train.y), int(train.query.bincount().max())
-    queries = int(train.query.max()) + 1
-    if setting["top"]:
+    query, size, longest = train.query, len(train.y), int(train.query.bincount().max())
+    own = knobs(setting)
+    if own.pop("top"):
         own["topk"] = int(metric.partition("@")[2])
-    loss = NDCGLoss(size + 1, queries, longest, longest, device=CPU, **own)
+    loss = NDCGLoss(size + 1, int(query.max()) + 1, longest, longest, device=CPU, **own)
     optimizer = SONG(model.parameters(), lr=setting["lr"], mode="adam", device=CPU)
-    gains = fill(2**train.y - 1, train.query, 0.0).sort(1, descending=True).values
+    gains = fill(2**train.y - 1, query, 0.0).sort(1, descending=True).values
     ideal = (gains / torch.log2(torch.arange(2, longest + 2))).sum(1)
-    query = train.query
-
-    def padded(values: Tensor, own: Tensor, empty: float) -> Tensor:
-        table = fill(values, own, empty)
-        return nn.functional.pad(table, (0, longest - table.shape[1]), value=empty)
 
     def value(rows: Tensor) -> Tensor:
-        known, own = query[rows].unique(return_inverse=True)
+        known, place = query[rows].unique(return_inverse=True)
+
+        def padded(values: Tensor, empty: float) -> Tensor:
+            table = fill(values, place, empty)
+            return nn.functional.pad(table, (0, longest - table.shape[1]), value=empty)
+
         batch = {
-            "rating": padded(train.y[rows], own, 0.0),
+            "rating": padded(train.y[rows], 0.0),
             "user_id": known,
             "num_pos_items": torch.full((len(known),), longest),
             "ideal_dcg": ideal[known].clamp(min=1e-3),
-            "user_item_id": padded(rows, own, size),
+            "user_item_id": padded(rows, size),
         }
-        return loss(padded(scores(model, train.x[rows]), own, -1e4), batch)
+        return loss(padded(scores(model, train.x[rows]), -1e4), batch)
 
     return stepper(optimizer, value)
 
@@ -216,7 +201,6 @@ PLAIN = {
     "focal": Method(focal, grid(gamma=(1.0, 2.0)), plain=True),
 }
 SCALES = grid(activation=("sigmoid", None))  # what is compared: probabilities or logits
-SURROGATES = grid(surrogate=("squared_hinge", "logistic"))
 METHODS: dict[str, dict[str, Method]] = {
     "AP": {
         **PLAIN,
@@ -236,20 +220,17 @@ METHODS: dict[str, dict[str, Method]] = {
         OURS: Method(ours, SCALES),
     },
 }
-for _metric in ("NDCG@5", "NDCG@10"):
-    METHODS[_metric] = {
-        "listwise": Method(listwise, grid(weight_decay=(0.0, 0.1)), plain=True),
-        "lambdarank": Method(None, grid((0.1, 0.03), num_leaves=(15, 31)), plain=True),
-        "libauc SONG": Method(song, [{**s, "top": False} for s in grid(gamma0=(0.1, 0.9))]),
-        "libauc K-SONG": Method(song, [{**s, "top": True} for s in grid(gamma0=(0.1, 0.9))]),
-        OURS: Method(ours, SURROGATES),
-    }
+METHODS["NDCG@5"] = METHODS["NDCG@10"] = {
+    "listwise": Method(listwise, grid(weight_decay=(0.0, 0.1)), plain=True),
+    "lambdarank": Method(None, grid((0.1, 0.03), num_leaves=(15, 31)), plain=True),
+    "libauc SONG": Method(song, [{**s, "top": False} for s in grid(gamma0=(0.1, 0.9))]),
+    "libauc K-SONG": Method(song, [{**s, "top": True} for s in grid(gamma0=(0.1, 0.9))]),
+    OURS: Method(ours, grid(surrogate=("squared_hinge", "logistic"))),
+}
 
 
 def missing() -> dict[str, str]:
     """Prefixes of the methods whose package cannot be imported, and why."""
-    import importlib
-
     found = {}
     for prefix, module in (("libauc", "libauc.losses"), ("lambdarank", "lightgbm")):
         try:

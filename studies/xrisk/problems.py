@@ -1,4 +1,4 @@
-"""Real data on fixed features, and the metrics: all by scikit-learn or from its ROC curve."""
+"""Real data on fixed features, and the metrics: those of the task x-risk."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fcco_experiments.tasks.x_risk import data
+from fcco_experiments.tasks.x_risk.metrics import list_figures, two_way_partial_auc
 from numpy.typing import NDArray
 from torch import Tensor
 
 MAX_FPR = 0.3  # of the one-way partial AUC
 TWO_WAY = {"max_fpr": 0.5, "min_tpr": 0.5}
-PARTS = ("train", "val", "test")
-DATA = {  # name: the reader's name, another label than its usual one, column of it in a .npz file
-    "hiv": ("hiv", "", 0),
-    "toxicity": ("toxicity", "", 0),
-    "bald": ("celeba", "Bald", 0),
-    "gray_hair": ("celeba", "Gray_Hair", 1),
-    "ranking": ("ranking", "", 0),
+DATA = {  # the name of the data, and another label than its usual one
+    "hiv": ("hiv", ""),
+    "toxicity": ("toxicity", ""),
+    "bald": ("celeba", "Bald"),
+    "gray_hair": ("celeba", "Gray_Hair"),
+    "ranking": ("ranking", ""),
 }
 
 
@@ -39,155 +40,103 @@ class Part:
     query: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A data set in three parts."""
-
-    train: Part
-    val: Part
-    test: Part
-
-    @property
-    def ranking(self) -> bool:
-        """Whether rows belong to queries."""
-        return self.train.query is not None
+Problem = dict[str, Part]
+"""The parts `train`, `validation` and `test`."""
 
 
 def load(name: str, arrays: Path | None = None, seed: int = 0) -> Problem:
-    """A data set by its name, from the readers of `fcco_experiments` or a folder of .npz files.
+    """A data set by its name.
 
     Args:
         name: its name.
-        arrays: the folder, with `train_x`, `train_y`, ... in each file; fingerprints may be packed.
+        arrays: a folder of .npz files to read instead, with `train_x`, `train_y`, ... in each.
         seed: of the parts of faces, which have no custom: 60, 20 and 20 % of each class. The
             others are split by scaffold, officially, or by query.
     """
-    arrays_of, column = _read(name, arrays)
-    return make(split(arrays_of, column, seed) if DATA[name][0] == "celeba" else arrays_of, column)
-
-
-def split(arrays: dict[str, NDArray], column: int, seed: int) -> dict[str, NDArray]:
-    """The rows of all parts in three new parts."""
-    x, y = (np.concatenate([arrays[f"{part}_{k}"] for part in PARTS]) for k in "xy")
-    label = y.reshape(len(y), -1)[:, column]
-    generator, chosen = np.random.default_rng(seed), {part: [] for part in PARTS}
-    for value in (0, 1):
-        rows = generator.permutation(np.flatnonzero(label == value))
-        for part, some in zip(
-            PARTS, np.split(rows, [len(rows) * 6 // 10, len(rows) * 8 // 10]), strict=True
-        ):
-            chosen[part].append(some)
-    rows = {part: np.concatenate(some) for part, some in chosen.items()}
-    return {
-        f"{part}_{k}": table[rows[part]]
-        for part in PARTS
-        for k, table in zip("xy", (x, y), strict=True)
-    }
+    parts = _read(name, arrays)
+    return standardised(split(parts, seed) if DATA[name][0] == "celeba" else parts)
 
 
 @cache
-def _read(name: str, arrays: Path | None) -> tuple[dict[str, NDArray], int]:
-    """All arrays of a data set, and the column of the label."""
-    own, label, column = DATA[name]
-    if arrays is not None:
-        with np.load(arrays / f"{own}.npz") as file:
-            found = {key: file[key] for key in file.files}
-        packed = found["train_x"].dtype == np.uint8 and found["train_x"].max() > 1
-        if own == "hiv" and packed:
-            found |= {f"{part}_x": np.unpackbits(found[f"{part}_x"], axis=1) for part in PARTS}
-        return found, column
-    from fcco_experiments.data import MissingData
-    from fcco_experiments.tasks.x_risk import data  # pyright: ignore[reportMissingImports]
-
-    try:
-        parts = data.load(own, label=label)
-    except MissingData as reason:
-        raise FileNotFoundError(str(reason)) from reason
-    found = {}
-    for part, rows in parts.items():
-        short = "val" if part == "validation" else part
-        found |= {f"{short}_x": rows.features, f"{short}_y": rows.label}
-        if rows.query is not None:
-            found[f"{short}_q"] = rows.query
-    return found, 0
+def _read(name: str, arrays: Path | None) -> dict[str, data.Part]:
+    own, label = DATA[name]
+    if arrays is None:
+        return data.load(own, label=label)
+    with np.load(arrays / f"{name}.npz") as file:
+        return {
+            part: data.Part(*(file.get(f"{part}_{key}") for key in "xyq"))  # type: ignore[arg-type]
+            for part in ("train", "validation", "test")
+        }
 
 
-def make(arrays: dict[str, NDArray], column: int = 0) -> Problem:
-    """From `train_x`, `train_y`, `val_x` and so on, in ranking also `train_q`."""
+def split(parts: dict[str, data.Part], seed: int) -> dict[str, data.Part]:
+    """The rows of all parts in three new parts."""
+    x, y = (np.concatenate([getattr(p, k) for p in parts.values()]) for k in ("features", "label"))
+    generator, chosen = np.random.default_rng(seed), {part: [] for part in parts}
+    for value in (0, 1):
+        rows = generator.permutation(np.flatnonzero(y == value))
+        cuts = [len(rows) * 6 // 10, len(rows) * 8 // 10]
+        for own, some in zip(chosen.values(), np.split(rows, cuts), strict=True):
+            own.append(some)
+    rows = {part: np.concatenate(some) for part, some in chosen.items()}
+    return {part: data.Part(x[own], y[own]) for part, own in rows.items()}
 
-    def part(name: str) -> Part:
-        y = arrays[f"{name}_y"].reshape(len(arrays[f"{name}_x"]), -1)[:, column]
-        query = None
-        if f"{name}_q" in arrays:
-            query = torch.from_numpy(np.unique(arrays[f"{name}_q"], return_inverse=True)[1])
-        x = torch.from_numpy(arrays[f"{name}_x"].astype(np.float32))
-        return Part((x - mean) / scale, torch.from_numpy(y.astype(np.float32)), query)
 
-    x = torch.from_numpy(arrays["train_x"].astype(np.float32))
+def standardised(parts: dict[str, data.Part]) -> Problem:
+    """As tensors; features by mean and deviation of the training rows, fingerprints as they are."""
+    x = torch.from_numpy(parts["train"].features.astype(np.float32))
     mean, scale = torch.zeros(1), torch.ones(1)
-    if not ((x == 0) | (x == 1)).all():  # the bits of a fingerprint stay bits
+    if not ((x == 0) | (x == 1)).all():
         mean, scale = x.mean(0), x.std(0)
         scale[scale == 0] = 1
-    return Problem(part("train"), part("val"), part("test"))
 
+    def part(own: data.Part) -> Part:
+        query = own.query
+        ids = None if query is None else torch.from_numpy(np.unique(query, return_inverse=True)[1])
+        x, y = (torch.from_numpy(each.astype(np.float32)) for each in (own.features, own.label))
+        return Part((x - mean) / scale, y, ids)
 
-def partial_auc(y: Tensor, scores: Tensor, max_fpr: float, min_tpr: float = 0.0) -> float:
-    """The area where FPR <= `max_fpr` and TPR >= `min_tpr`, as a share of the largest possible.
-
-    With `min_tpr=0` it is the plain area: `roc_auc_score(max_fpr=...)` of scikit-learn gives the
-    same area rescaled such that guessing has 0.5 (McClish).
-    """
-    from sklearn.metrics import roc_curve
-
-    fpr, tpr, _ = roc_curve(y.numpy(), scores.numpy())
-    # The curve has upright pieces; along fpr + tpr it is a function.
-    along = fpr + tpr
-    cuts = [np.interp(max_fpr, fpr, along), np.interp(min_tpr, tpr, along)]
-    points = np.sort(np.concatenate([along, cuts]))
-    width = np.interp(points, along, fpr).clip(max=max_fpr)
-    height = (np.interp(points, along, tpr) - min_tpr).clip(min=0)
-    return float(np.trapezoid(height, width)) / (max_fpr * (1 - min_tpr))
-
-
-def ndcg(part: Part, scores: Tensor, k: int) -> float:
-    """Mean over the queries with a relevant row; gains are 2^relevance - 1."""
-    from sklearn.metrics import ndcg_score
-
-    assert part.query is not None
-    gains = fill(2**part.y - 1, part.query, 0.0).numpy()
-    ranked = fill(scores, part.query, float(scores.min()) - 1).numpy()
-    some = gains.sum(1) > 0
-    return float(ndcg_score(gains[some], ranked[some], k=k))
+    return {name: part(own) for name, own in parts.items()}
 
 
 def fill(values: Tensor, query: Tensor, empty: float) -> Tensor:
     """One row per query, with `empty` after the last value of the query."""
-    order = torch.argsort(query, stable=True)
-    counts = torch.bincount(query)
-    starts = counts.cumsum(0) - counts
-    place = torch.arange(len(query)) - starts.repeat_interleave(counts)
+    order, counts = torch.argsort(query, stable=True), torch.bincount(query)
+    place = torch.arange(len(query)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     table = torch.full((len(counts), int(counts.max())), empty, dtype=values.dtype)
     return table.index_put((query[order], place), values[order])
 
 
-def average_precision(part: Part, scores: Tensor) -> float:
+def average_precision(y: NDArray, scores: NDArray) -> float:
     from sklearn.metrics import average_precision_score
 
-    return float(average_precision_score(part.y.numpy(), scores.numpy()))
+    return float(average_precision_score(y, scores))
 
 
-BINARY: dict[str, Callable[[Part, Tensor], float]] = {
-    "AP": average_precision,
-    "pAUC": lambda part, scores: partial_auc(part.y, scores, MAX_FPR),
-    "tpAUC": lambda part, scores: partial_auc(part.y, scores, **TWO_WAY),
+Figure = Callable[[Part, Tensor], float]
+
+
+def binary(figure: Callable[..., float], *limits: float) -> Figure:
+    return lambda part, scores: figure(part.y.numpy(), scores.numpy(), *limits)
+
+
+def ndcg(k: int) -> Figure:
+    def figure(part: Part, scores: Tensor) -> float:
+        assert part.query is not None
+        return list_figures("", *(t.numpy() for t in (part.y, scores, part.query)), k)["_ndcg"]
+
+    return figure
+
+
+BINARY: dict[str, Figure] = {
+    "AP": binary(average_precision),
+    "pAUC": binary(two_way_partial_auc, 0.0, MAX_FPR),  # the plain area, over MAX_FPR
+    "tpAUC": binary(two_way_partial_auc, TWO_WAY["min_tpr"], TWO_WAY["max_fpr"]),
 }
-RANKING: dict[str, Callable[[Part, Tensor], float]] = {
-    "NDCG@5": lambda part, scores: ndcg(part, scores, 5),
-    "NDCG@10": lambda part, scores: ndcg(part, scores, 10),
-}
+RANKING: dict[str, Figure] = {"NDCG@5": ndcg(5), "NDCG@10": ndcg(10)}
 METRICS = {**BINARY, **RANKING}
 
 
-def metrics_of(data: str) -> list[str]:
+def metrics_of(name: str) -> list[str]:
     """The metrics that are reported on a data set."""
-    return list(RANKING if data == "ranking" else BINARY)
+    return list(RANKING if name == "ranking" else BINARY)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ CHECKPOINTS = 18
 STEPS = {"ranking": 600}
 USUAL_STEPS = 1200
 
+Look = Callable[[Callable[[Tensor], Tensor], int], None]
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -37,10 +39,6 @@ class Figures:
     test: dict[str, float]
     step: dict[str, int]
     seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def network(features: int, width: int = 256) -> nn.Module:
@@ -58,24 +56,17 @@ def shuffled(size: int, batch: int, seed: int) -> Iterator[Tensor]:
         yield from order[: size - size % batch].split(batch)
 
 
-def with_positives(y: Tensor, seed: int) -> Iterator[Tensor]:
-    sampler = PositiveBatchSampler(y, BATCH, POSITIVES, seed=seed)
+def batches(train: Part, plain: bool, seed: int) -> Iterator[Tensor]:
+    """Whole queries; rows of all kinds alike; or a fixed number of positives."""
+    if train.query is not None:
+        rows = train.query.argsort(stable=True).split(train.query.bincount().tolist())
+        chosen = shuffled(len(rows), min(QUERIES, len(rows)), seed)
+        yield from (torch.cat([rows[each] for each in some]) for some in chosen)
+    if plain:
+        yield from shuffled(len(train.y), min(BATCH, len(train.y)), seed)
+    sampler = PositiveBatchSampler(train.y, BATCH, POSITIVES, seed=seed)
     while True:
         yield from map(torch.tensor, sampler)
-
-
-def whole_queries(query: Tensor, seed: int) -> Iterator[Tensor]:
-    rows = query.argsort(stable=True).split(query.bincount().tolist())
-    for chosen in shuffled(len(rows), min(QUERIES, len(rows)), seed):
-        yield torch.cat([rows[each] for each in chosen])
-
-
-def batches(train: Part, plain: bool, seed: int) -> Iterator[Tensor]:
-    if train.query is not None:
-        return whole_queries(train.query, seed)
-    if plain:
-        return shuffled(len(train.y), min(BATCH, len(train.y)), seed)
-    return with_positives(train.y, seed)
 
 
 def run(job: Job, arrays: Path | None = None) -> Figures:
@@ -86,36 +77,31 @@ def run(job: Job, arrays: Path | None = None) -> Figures:
     problem = load(data, arrays, job.seed)
     wanted = [metric] if metric else metrics_of(data)
     method = methods.METHODS[wanted[0]][job.method]
-    steps = job.evaluations or STEPS.get(data, USUAL_STEPS)
     best: dict[str, tuple[float, float, int]] = {}
 
     def look(predict: Callable[[Tensor], Tensor], step: int) -> None:
-        ahead, on_test = predict(problem.val.x), None
+        ahead, on_test = predict(problem["validation"].x), None
         for name in wanted:
-            value = METRICS[name](problem.val, ahead) if ahead.isfinite().all() else math.nan
+            figure = METRICS[name]
+            value = figure(problem["validation"], ahead) if ahead.isfinite().all() else math.nan
             if name not in best or value > best[name][0]:
-                on_test = predict(problem.test.x) if on_test is None else on_test
-                best[name] = value, METRICS[name](problem.test, on_test), step
+                on_test = predict(problem["test"].x) if on_test is None else on_test
+                best[name] = value, figure(problem["test"], on_test), step
 
     if method.build is None:
-        trees(problem, wanted, job, look)
+        trees(problem["train"], job, look)
     else:
-        train(problem, metric, method, job, steps, look)
+        train(problem, metric, method, job, job.evaluations or STEPS.get(data, USUAL_STEPS), look)
     val, test, step = ({name: found[i] for name, found in best.items()} for i in range(3))
     return Figures(val, test, step, round(time.perf_counter() - start, 2))  # type: ignore[arg-type]
 
 
 def train(
-    problem: Problem,
-    metric: str,
-    method: methods.Method,
-    job: Job,
-    steps: int,
-    look: Callable[[Callable[[Tensor], Tensor], int], None],
+    problem: Problem, metric: str, method: methods.Method, job: Job, steps: int, look: Look
 ) -> None:
     """Weights and plain batches depend on the seed alone: every X-risk has the same start."""
     torch.manual_seed(job.seed)
-    part = problem.train
+    part = problem["train"]
     model = network(part.x.shape[1])
 
     @torch.no_grad()
@@ -127,7 +113,7 @@ def train(
 
     assert method.build is not None
     every = max(1, steps // CHECKPOINTS)
-    begin = methods.listwise if problem.ranking else methods.cross_entropy
+    begin = methods.listwise if part.query is not None else methods.cross_entropy
     warm = 0 if method.plain else round(WARM * steps)
     step = begin(model, part, metric, {"lr": WARM_RATE}) if warm else None
     draw = batches(part, True, job.seed)
@@ -142,35 +128,22 @@ def train(
             look(predict, done + 1)
 
 
-def trees(
-    problem: Problem,
-    wanted: list[str],
-    job: Job,
-    look: Callable[[Callable[[Tensor], Tensor], int], None],
-) -> None:
+def trees(train: Part, job: Job, look: Look) -> None:
     """LightGBM's LambdaRank; a checkpoint every 10 trees."""
     import lightgbm  # pyright: ignore[reportMissingImports]
 
-    train = problem.train
     assert train.query is not None
     order = train.query.argsort(stable=True)
     model = lightgbm.LGBMRanker(
-        n_estimators=300,
-        learning_rate=job.setting["lr"],
-        num_leaves=job.setting["num_leaves"],
-        subsample=0.8,
-        subsample_freq=1,
-        colsample_bytree=0.8,
-        random_state=job.seed,
-        n_jobs=1,
+        n_estimators=300, learning_rate=job.setting["lr"], num_leaves=job.setting["num_leaves"],
+        subsample=0.8, subsample_freq=1, colsample_bytree=0.8, random_state=job.seed, n_jobs=1,
         verbose=-1,
-    )
-    model.fit(
-        train.x[order].numpy(), train.y[order].int().numpy(), group=train.query.bincount().numpy()
-    )
+    )  # fmt: skip
+    counts = train.query.bincount().numpy()
+    model.fit(train.x[order].numpy(), train.y[order].int().numpy(), group=counts)
+
+    def predict(count: int, x: Tensor) -> Tensor:
+        return torch.from_numpy(model.booster_.predict(x.numpy(), num_iteration=count))
+
     for count in range(10, 301, 10):
-
-        def predict(x: Tensor, count: int = count) -> Tensor:
-            return torch.from_numpy(model.booster_.predict(x.numpy(), num_iteration=count))
-
-        look(predict, count)
+        look(partial(predict, count), count)

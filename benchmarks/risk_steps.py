@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -14,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.models import mlp, small_cnn
-from benchmarks.timing import interleave
+from studies import publish
+from studies.xrisk.methods import METHODS, OURS, Step, cross_entropy, missing
+from studies.xrisk.problems import Part
 
-from .methods import METHODS, OURS, Step, cross_entropy, missing
-from .problems import Part
+from .models import mlp, small_cnn
+from .timing import interleave
 
 PAIRS = {"AP": "libauc SOAP", "pAUC": "libauc SOPA", "tpAUC": "libauc STACO"}
 SIZE = 1280  # training set; the time of a step does not depend on it
@@ -127,13 +129,13 @@ def memory() -> dict[str, Any]:
 
 
 def _peak_of(method: str, metric: str) -> float:
-    return in_process(f"speed.peak({method!r}, {metric!r}, {LARGE})")
+    return in_process(f"risk_steps.peak({method!r}, {metric!r}, {LARGE})")
 
 
 def in_process(code: str) -> float:
     """The number that the code prints in a fresh process ."""
     done = subprocess.run(
-        [sys.executable, "-c", f"from studies.xrisk import speed\n{code}"],
+        [sys.executable, "-c", f"from benchmarks import risk_steps\n{code}"],
         capture_output=True,
         text=True,
         check=True,
@@ -141,11 +143,11 @@ def in_process(code: str) -> float:
     return round(float(done.stdout.splitlines()[-1]), 1)
 
 
-def report(quick: bool, as_json: bool) -> None:
+def report(options: argparse.Namespace) -> None:
     """Measure and print."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    found = {"step": times(quick), "memory": memory()}
+    found = {"step": times(options.quick), "memory": memory()}
     for name, row in found["step"].items():
         print(f"{name}: cross-entropy {row['bce_ms']} ms a step")
         for metric in PAIRS:
@@ -153,5 +155,7 @@ def report(quick: bool, as_json: bool) -> None:
     print(f"loss alone, batch {LARGE}:")
     for metric, row in found["memory"].items():
         print(f"  {metric:<8}", "  ".join(f"{k} {v}" for k, v in row.items()))
-    if as_json:
+    if options.publish:
+        publish.write(publish.RESULTS / "xrisk-speed", found, commit=options.commit)
+    if options.json:
         print(json.dumps(found))
