@@ -14,6 +14,7 @@ from studies.identities import __main__ as identities_study
 from studies.identities.comments import WORDS
 from studies.identities.training import END_TO_END
 from studies.xrisk import __main__ as ranking_study
+from studies.xrisk.__main__ import TITLES
 from studies.xrisk.problems import metrics_of
 
 from .. import tables as pages
@@ -35,18 +36,10 @@ def rows(axes: Axes, number: int) -> None:
     axes.set(ylim=(number - 0.5, -0.5), yticks=())
 
 
-DATA = {
-    "hiv": "HIV molecules", "toxicity": "toxic comments", "bald": "bald faces",
-    "gray_hair": "gray hair", "ranking": "query lists",
-}  # fmt: skip
-COUNTERPARTS = {"AP": "SOAP", "pAUC": "SOPA", "tpAUC": "STACO", "NDCG@5": "SONG", "NDCG@10": "SONG"}
-"""The loss of LibAUC for the same metric."""
-
-
 def ranking() -> Path:
     """The metric of ours less that of LibAUC and of cross-entropy, with 95 % intervals."""
     found = ranking_study.published()
-    figures = [(data, metric) for data in DATA for metric in metrics_of(data)]
+    figures = [(data, metric) for data in TITLES for metric in metrics_of(data)]
     high, told = 30, []
     with card.figure(520, 118 + high * len(figures), 15) as figure:
         height = 72 * figure.get_figheight()
@@ -56,22 +49,21 @@ def ranking() -> Path:
         axes.set(xlim=(-0.055, 0.055))
         axes.set_xticks((-0.04, -0.02, 0, 0.02, 0.04), ("−0.04", "−0.02", "0", "+0.02", "+0.04"))
         for row, (data, metric) in enumerate(figures):
-            ours = found[ranking_study.Cell(data, metric, "ours")]
-            plain = "listwise" if data == "ranking" else "bce"
-            rivals = ((f"libauc {COUNTERPARTS[metric]}", "libauc"), (plain, "erm"))
-            for shift, (rival, word) in zip((-0.15, 0.15), rivals, strict=True):
-                gap = paired(ours, found[ranking_study.Cell(data, metric, rival)])
+            mine = ranking_study.Cell(data, metric, "ours")
+            rivals = zip(ranking_study.rivals(mine), ("libauc", "erm"), (-0.15, 0.15), strict=True)
+            for rival, word, shift in rivals:
+                gap = paired(found[mine], found[rival])
                 axes.errorbar(
                     gap.mean, row + shift, xerr=gap.high - gap.mean, fmt="o", color=colour(word),
                     markersize=7, elinewidth=2, markeredgewidth=0, zorder=3,
                 )  # fmt: skip
                 if word == "libauc":
-                    told.append(f"{DATA[data]} {metric} {gap.mean:+.3f}")
+                    told.append(f"{TITLES[data]} {metric} {gap.mean:+.3f}")
             beside = axes.get_yaxis_transform()
             first = row == 0 or figures[row - 1][0] != data
             if first:
                 axes.text(
-                    -0.62, row, DATA[data], transform=beside, va="center", fontweight="bold",
+                    -0.62, row, TITLES[data], transform=beside, va="center", fontweight="bold",
                     fontsize=13,
                 )  # fmt: skip
                 axes.plot(

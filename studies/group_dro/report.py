@@ -5,71 +5,102 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from fcco_experiments.stats import paired
 
+from studies import publish
+
 Run = dict[str, Any]
 
+DATA = ("celeba", "sentiment", "amazon")
 NETWORKS = ("automatic", "sonex", "alexr2", "sonx", "ooa-cvar", "ooa", "uniform", "erm")
 HEADS = (
     "automatic", "sonex", "sonex-adam", "alexr2", "sonx", "ooa-cvar", "ooa-cvar-euclidean", "ooa",
     "uniform", "erm",
 )  # fmt: skip
-COLUMNS = ("train_cvar", "val_cvar", "test_cvar", "accuracy", "test_accuracy")
-"""`accuracy` is that of the worst test group, or the tenth percentile over test users."""
+WORST = {"celeba": "worst of 4", "sentiment": "worst group", "amazon": "10th percentile"}
+COLUMNS = {
+    "train CVaR": "train_cvar", "validation CVaR": "val_cvar", "test CVaR": "test_cvar",
+    "test worst": "accuracy", "test accuracy": "test_accuracy",
+}  # fmt: skip
 
 
-def read(file: Path) -> list[Run]:
-    """The runs in a compressed file of JSON lines."""
-    with gzip.open(file, "rt") as lines:
+def published(part: str) -> list[Run]:
+    """All runs of `heads` or `networks`."""
+    with gzip.open(publish.RESULTS / "group-dro" / f"{part}.jsonl.gz", "rt") as lines:
         return [json.loads(line) for line in lines]
 
 
-def row_of(runs: Sequence[Run], first: Sequence[Run]) -> dict[str, Any]:
-    """Means and deviations over seeds, and paired intervals of the difference from `first`."""
-    found: dict[str, Any] = {"seeds": len(runs)}
-    by_seed = {run["seed"]: run for run in first}
-    for column in COLUMNS:
-        values = [figure(run, column) for run in runs]
-        found[column] = {"mean": fmean(values), "std": stdev(values) if len(values) > 1 else 0.0}
-        both = [run for run in runs if run["seed"] in by_seed]
-        gap = paired(
-            [figure(run, column) for run in both],
-            [figure(by_seed[run["seed"]], column) for run in both],
-        )
-        found[column] |= {"less_first": gap.mean, "decided": gap.decided}
-    return found
-
-
 def figure(run: Run, column: str) -> float:
-    """A figure of a run."""
+    """A figure of a run; the accuracy of the worst test group, or the tenth percentile of users."""
     if column == "accuracy":
         return run["test_worst_accuracy" if "test_worst_accuracy" in run else "test_tenth_accuracy"]
     return run[column]
 
 
+def by_name(runs: Sequence[Run], names: Sequence[str]) -> dict[str, list[Run]]:
+    found = {name: [run for run in runs if run["name"] == name] for name in names}
+    return {name: own for name, own in found.items() if own}
+
+
+def table(runs: Sequence[Run], names: Sequence[str], first: str) -> list[list[str]]:
+    """Means and deviations; bold: the interval of the difference from `first` excludes 0."""
+    worst = WORST.get(runs[0]["data"], "worst")
+    rows = [["method", "seeds", *(key.replace("worst", worst) for key in COLUMNS)]]
+    own = by_name(runs, names)
+    base = {run["seed"]: run for run in own[first]}
+    for name, mine in own.items():
+        cells = []
+        for column in COLUMNS.values():
+            text = publish.mean_std([figure(run, column) for run in mine])
+            pairs = [(figure(run, column), figure(base[run["seed"]], column))
+                     for run in mine if run["seed"] in base]  # fmt: skip
+            decided = paired(*zip(*pairs, strict=True)).decided if pairs else False
+            cells.append(f"**{text}**" if decided else text)
+        rows.append([name, str(len(mine)), *cells])
+    return rows
+
+
 def fresh(runs: Sequence[Run], data: str) -> list[Run]:
-    """Runs on the fresh splits of a data set that SONEX has."""
+    """Runs of networks on the fresh splits of a data set that SONEX has."""
     own = [run for run in runs if run["data"] == data and run["stage"] == "fresh"]
     seeds = {run["seed"] for run in own if run["name"] == "sonex"}
     return [run for run in own if run["seed"] in seeds]
 
 
-def networks(runs: Sequence[Run], data: str) -> dict[str, dict[str, Any]]:
-    """The table of the networks that were trained end to end, by method."""
-    own = fresh(runs, data)
-    by = {name: [run for run in own if run["name"] == name] for name in NETWORKS}
-    table = {}
-    for name, mine in by.items():
-        if mine:
-            spectrum = [run["gram_smallest"] for run in mine if "gram_smallest" in run]
-            table[name] = {**row_of(mine, by["sonex"]), "setting": mine[0]["setting"]}
-            table[name]["smallest_eigenvalue"] = spectrum[0] if spectrum else None
-            table[name]["collapsed"] = sum(is_constant(run) for run in mine)
-    return table
+def networks(data: str) -> list[list[str]]:
+    """The table of the networks that were trained end to end."""
+    return table(fresh(published("networks"), data), NETWORKS, "sonex")
+
+
+def networks_short() -> list[list[str]]:
+    """Test and training CVaR on all data."""
+    runs = {data: by_name(fresh(published("networks"), data), NETWORKS) for data in DATA}
+    head = ["test CVaR (training CVaR)"]
+    for data, own in runs.items():
+        title = {"celeba": "CelebA", "amazon": "Amazon"}.get(data, data)
+        splits, fewest = len(own["sonex"]), min(own, key=lambda name: len(own[name]))
+        fewer = f" ({fewest}: {len(own[fewest])})" if len(own[fewest]) < splits else ""
+        head.append(f"{title}, {splits} splits{fewer}")
+    rows = [head]
+    for name in NETWORKS:
+        ends = [[fmean(r[k] for r in runs[d][name]) for k in ("test_cvar", "train_cvar")]
+                for d in DATA]  # fmt: skip
+        rows.append([name, *(f"{test:.3f} ({train:.3f})" for test, train in ends)])
+    return rows
+
+
+def eigenvalues() -> list[list[str]]:
+    """The smallest one of the groups' Gram matrix, first split, where it was computed."""
+    rows = [["data", *NETWORKS]]
+    for data in DATA:
+        own = by_name(fresh(published("networks"), data), NETWORKS)
+        found = [[r["gram_smallest"] for r in own[n] if "gram_smallest" in r] for n in NETWORKS]
+        if all(found):
+            rows.append([data, *(f"{values[0]:.2g}" for values in found)])
+    return rows
 
 
 def is_constant(run: Run) -> bool:
@@ -77,39 +108,47 @@ def is_constant(run: Run) -> bool:
     return run["train_loss"] > 0.65 and run["train_cvar"] - run["train_loss"] < 0.1
 
 
-def heads(runs: Sequence[Run], data: str, rule: str) -> dict[str, dict[str, Any]]:
-    """The table of the heads whose settings were chosen by `val_cvar` or `train_cvar`."""
-    own = [run for run in runs if run["data"] == data and rule in run["stage"].split("/")]
-    by = {name: [run for run in own if run["name"] == name] for name in HEADS}
-    first = min(
-        (by[name] for name in ("sonex", "sonex-adam") if by[name]),
-        key=lambda mine: fmean(run[rule] for run in mine),
-    )
-    return {name: row_of(mine, first) for name, mine in by.items() if mine}
+def chosen_by(runs: Sequence[Run], data: str, rule: str) -> list[Run]:
+    """Heads whose settings were chosen by `val_cvar` or `train_cvar`."""
+    return [run for run in runs if run["data"] == data and rule in run["stage"].split("/")]
 
 
-def samples(runs: Sequence[Run], data: str, target: float) -> dict[str, float | None]:
+def best_sonex(own: dict[str, list[Run]], rule: str) -> str:
+    """The better of two optimizers."""
+    both = [name for name in ("sonex", "sonex-adam") if name in own]
+    return min(both, key=lambda name: fmean(run[rule] for run in own[name]))
+
+
+def heads(data: str, rule: str) -> list[list[str]]:
+    """The table of the heads, bold against the better SONEX."""
+    runs = chosen_by(published("heads"), data, rule)
+    return table(runs, HEADS, best_sonex(by_name(runs, HEADS), rule))
+
+
+def samples(runs: Sequence[Run], target: float) -> dict[str, float | None]:
     """The share of the training after which the mean training CVaR is below a target.
 
     From curves after each epoch, straight between them; None where it never is.
     """
-    own = [run for run in runs if run["data"] == data and "train_cvar" in run["stage"].split("/")]
-    found: dict[str, float | None] = {}
-    for name in HEADS:
-        curves = [run["curve"] for run in own if run["name"] == name]
-        if curves:
-            mean = [fmean(values) for values in zip(*curves, strict=True)]
-            found[name] = _reached(mean, target)
-    return found
+    return {
+        name: _reached([fmean(values) for values in zip(*(r["curve"] for r in own), strict=True)],
+                       target)
+        for name, own in by_name(runs, HEADS).items()
+    }  # fmt: skip
 
 
-def samples_line(runs: Sequence[Run], data: str) -> str:
-    """A row: the share of the training until the CVaR at which the best SONEX ends."""
-    table = heads(runs, data, "train_cvar")
-    target = min(table[name]["train_cvar"]["mean"] for name in ("sonex", "sonex-adam"))
-    shares = samples(runs, data, target * 1.0001)  # its own curve is rounded
-    cells = ["–" if share is None else f"{share:.2f}" for share in shares.values()]
-    return f"| {data} | {target:.3f} | " + " | ".join(cells) + " |"
+def samples_table() -> list[list[str]]:
+    """The share of the training until the CVaR at which the best SONEX ends."""
+    rows = [["data", "CVaR", *HEADS]]
+    for data in DATA:
+        runs = chosen_by(published("heads"), data, "train_cvar")
+        own = by_name(runs, HEADS)
+        best = own[best_sonex(own, "train_cvar")]
+        target = fmean(run["train_cvar"] for run in best)
+        shares = samples(runs, target * 1.0001).values()  # its own curve is rounded
+        cells = ("–" if share is None else f"{share:.2f}" for share in shares)
+        rows.append([data, f"{target:.3f}", *cells])
+    return rows
 
 
 def _reached(curve: Sequence[float], target: float) -> float | None:
@@ -126,15 +165,3 @@ def _reached(curve: Sequence[float], target: float) -> float | None:
             before = curve[place - 1]
             return (place + (before - target) / (before - value)) / len(curve)
     return None
-
-
-def markdown(table: dict[str, dict[str, Any]]) -> str:
-    """The rows of a table; bold: the interval of the difference from SONEX excludes 0."""
-    lines = []
-    for name, row in table.items():
-        cells = []
-        for column in COLUMNS:
-            text = f"{row[column]['mean']:.3f} ± {row[column]['std']:.3f}"
-            cells.append(f"**{text}**" if row[column]["decided"] else text)
-        lines.append(f"| {name} | {row['seeds']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)

@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fcco_experiments.stats import spread
+from fcco_experiments.stats import paired, spread
 
 from studies import publish
 from studies.runner import Job, Runner, available, command, note, parse, tuned
@@ -107,6 +107,37 @@ def table(found: Found) -> list[list[str]]:
         mine = found.get(cell._replace(method=OURS))
         versus = "" if mine is None or cell.method == OURS else publish.ahead_by(mine, values)
         rows.append([f"{cell.data}, {cell.metric}", cell.method, publish.mean_std(values), versus])
+    return rows
+
+
+COUNTERPARTS = {"AP": "SOAP", "pAUC": "SOPA", "tpAUC": "STACO", "NDCG@5": "SONG", "NDCG@10": "SONG"}
+"""The loss of LibAUC for the same metric."""
+TITLES = {
+    "hiv": "HIV molecules", "toxicity": "toxic comments", "bald": "bald faces",
+    "gray_hair": "gray hair", "ranking": "query lists",
+}  # fmt: skip
+
+
+def rivals(cell: Cell) -> list[Cell]:
+    """LibAUC's loss for the same metric, and cross-entropy."""
+    plain = "listwise" if cell.data == "ranking" else "bce"
+    return [
+        cell._replace(method=f"libauc {COUNTERPARTS[cell.metric]}"),
+        cell._replace(method=plain),
+    ]
+
+
+def short_table(found: Found) -> list[list[str]]:
+    """Means of ours and both rivals; bold where the interval of the difference excludes 0."""
+    rows = [["data", "metric", "fcco", "LibAUC", "cross-entropy"]]
+    for cell, mine in found.items():
+        if cell.method == OURS:
+            row = [TITLES[cell.data], cell.metric, f"{spread(mine)[0]:.3f}"]
+            for rival in rivals(cell):
+                mark = "**" if paired(mine, found[rival]).decided else ""
+                name = rival.method.removeprefix("libauc ") if "libauc" in rival.method else ""
+                row.append(f"{mark}{spread(found[rival])[0]:.3f}{mark} {name}".rstrip())
+            rows.append(row)
     return rows
 
 
