@@ -35,8 +35,8 @@ import numpy as np
 
 from . import config as configs
 from . import store, tasks
-from .compare import Plan, plan
 from .config import ConfigError, from_plain, plain
+from .run.plan import Plan, plan
 from .store import COMPARISON, SWEEP, Comparison, SavedRun
 from .task import Experiment, Method, Row, Rule, Task
 

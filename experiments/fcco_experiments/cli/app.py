@@ -123,6 +123,7 @@ def compare(
     resume: o.Resume = False,
     overwrite: o.Overwrite = False,
     workers: o.Workers = None,
+    ray: o.Ray = None,
     tensorboard: o.TensorBoard = False,
     data_folder: o.DataFolder = None,
     wide: o.Wide = False,
@@ -156,6 +157,7 @@ def sweep(
     resume: o.Resume = False,
     overwrite: o.Overwrite = False,
     workers: o.Workers = None,
+    ray: o.Ray = None,
     fleet: o.Fleet = None,
     device: o.Device = None,
     chunk: o.Chunk = None,
@@ -342,6 +344,11 @@ def _train(
             raise ConfigError(f"--data-folder: there is no folder {folder}.")
         os.environ["FCCO_DATA"] = str(folder.resolve())  # for the workers, too
 
+    if given.get("ray") is not None:
+        if given["workers"] is not None:
+            raise ConfigError("--workers are processes of this machine: leave it out, or --ray.")
+        if distributed.is_launched():
+            raise ConfigError("Ray starts its own processes: leave torchrun out, or --ray.")
     quiet = given["quiet"] or not distributed.is_first()
     display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, hidden=hidden)
     try:
@@ -356,6 +363,7 @@ def _train(
                 on_event=display,
                 fetching=None if quiet else fetching(),
                 fleets=fleets,
+                ray=given.get("ray"),
             )
         kinds = [outcome.kind for outcome in outcomes]
         stopped = "Stopped, and saved." if "stopped" in kinds else ""
