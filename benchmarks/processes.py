@@ -37,6 +37,7 @@ class Counted:
         self.call, self.what, self.number, self.bytes = call, what, 0, 0
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Count, and call."""
         self.number += 1
         self.bytes += arguments[self.what].nbytes
         return self.call(*arguments, **options)

@@ -405,10 +405,10 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
 def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
     """Write table and report of a sweep; print the rule, the winners and their figures."""
     from .. import stats, store
-    from ..report.sweep import conclude
+    from ..report.conclude import conclude_sweep
     from .display import Printer
 
-    done = _interruptible(out, lambda: conclude(out, sweep))
+    done = _interruptible(out, lambda: conclude_sweep(out, sweep))
     printer = Printer(given)
     settings = {entry["name"]: entry for entry in sweep["settings"]}
     printer.text(f"Chosen by: {sweep['rule']}.")
