@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from fcco_experiments import environment, fleets
-from fcco_experiments.tasks.fairness.task import FairnessProblem
+from fcco_experiments.tasks.fairness import FairnessProblem
 
 from .fleet_cases import (
     ADULT,

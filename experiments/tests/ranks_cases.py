@@ -23,8 +23,8 @@ import torch
 from fcco_experiments import compare, distributed, engine, fleets, strategy, task, workers
 from fcco_experiments.store import Event, RunSpec
 from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
-from fcco_experiments.tasks.group_dro.config import GroupDRO
-from fcco_experiments.tasks.x_risk.config import XRisk
+from fcco_experiments.tasks.group_dro.training import GroupDRO
+from fcco_experiments.tasks.x_risk.training import XRisk
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 from toy_task import ToyConfig

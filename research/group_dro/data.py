@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from fcco_experiments import config as configs
 from fcco_experiments.data.grouped import GroupedPart, Vectors
-from fcco_experiments.tasks.group_dro.config import GroupDRO
-from fcco_experiments.tasks.group_dro.task import TASK, GroupDROProblem
+from fcco_experiments.tasks.group_dro import TASK, GroupDROProblem
+from fcco_experiments.tasks.group_dro.training import GroupDRO
 from torch import Tensor
 
 

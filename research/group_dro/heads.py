@@ -13,8 +13,8 @@ import torch
 from fcco_experiments.config import load as load_config
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.base import learning_rate_factor
-from fcco_experiments.tasks.group_dro.model import build
-from fcco_experiments.tasks.group_dro.task import TASK
+from fcco_experiments.tasks.group_dro import TASK
+from fcco_experiments.tasks.group_dro.training import build
 from fcco_experiments.tasks.network import Classifier, standardise
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -149,7 +149,7 @@ def train(heads: Heads, portion: Portion) -> Iterator[dict[str, Any]]:
         own = replace(method, method="erm") if averaged else method
         for seed in portion.seeds:
             sizes = torch.bincount(data.parts[seed]["train"].group)
-            built = build(models[seed], own, sizes, config.ratio, steps)
+            built = build(models[seed], own, config, sizes, steps)
             members.append(Member(models[seed], built.optimizer, built.objective))
             runs.append((method, seed))
     rows, groups = heads.batches(portion.methods[0].method != "erm")
