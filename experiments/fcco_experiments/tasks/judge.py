@@ -38,9 +38,8 @@ class FinalRows:
 
     def mean(self, name: str, key: str) -> float:
         """Mean of a figure over the runs of a method, NaN where it is not finite in one."""
-        return spread(
-            v if is_finite(v := row.get(key, math.nan)) else math.nan for row in self.rows[name]
-        )[0]
+        values = (row.get(key, math.nan) for row in self.rows[name])
+        return spread(value if is_finite(value) else math.nan for value in values)[0]
 
     def text(self, name: str, key: str, digits: int = 4) -> str:
         """Mean and, with several runs, standard deviation."""
@@ -58,9 +57,8 @@ class FinalRows:
     def _by_seed(self, name: str, key: str) -> dict[int, float]:
         rows = self.rows[name]
         seeds = self.seeds if len(rows) == len(self.seeds) else [None] * len(rows)
-        pairs = [
-            (row.get("seed", s), row.get(key, math.nan)) for s, row in zip(seeds, rows, strict=True)
-        ]
+        seeds = [row.get("seed", seed) for seed, row in zip(seeds, rows, strict=True)]
+        pairs = zip(seeds, (row.get(key, math.nan) for row in rows), strict=True)
         return {seed: value for seed, value in pairs if seed is not None and is_finite(value)}
 
 
