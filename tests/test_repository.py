@@ -163,10 +163,12 @@ def test_the_source_distribution_holds_what_its_tests_read(tmp_path: Path):
     assert {"conftest.py", "Makefile", "requirements.txt", "constraints.txt"} <= names
 
 
-def test_the_wheel_of_the_experiments_holds_configs_and_templates(tmp_path: Path):
-    package = ROOT / "experiments/fcco_experiments"
+def test_the_wheel_of_the_experiments_holds_configs_templates_and_the_licence(tmp_path: Path):
+    package, licence = ROOT / "experiments/fcco_experiments", (ROOT / "LICENSE").read_bytes()
     with zipfile.ZipFile(build(ROOT / "experiments", "wheel", tmp_path)) as wheel:
         names = set(wheel.namelist())
+        (found,) = [name for name in names if name.endswith("/licenses/LICENSE")]
+        assert wheel.read(found) == licence
     wanted = [p for p in package.rglob("*") if p.suffix in {".py", ".yaml", ".j2", ".css"}]
     assert {p.suffix for p in wanted} >= {".py", ".yaml", ".j2", ".css"}
     assert {str(p.relative_to(package.parent)) for p in wanted} <= names
