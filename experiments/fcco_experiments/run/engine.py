@@ -101,7 +101,6 @@ class _Run:
         self.spec, self.folder, self.task = spec, folder, task
         self.first, self.on_event = distributed.rank() == 0, on_event
         self.data = distributed.run_on_all(lambda: fingerprint(problem))
-        self.headline = [m.key for m in task.page(spec.config).metrics if m.headline]
         self.step, self.seconds, self.rows = 0, 0.0, list[Row]()
         seed_all(spec.seed)
         self.training: Training = problem.start(spec.method, spec.seed)
@@ -260,7 +259,7 @@ class _Run:
     def _tell(self, kind: Kind, text: str = "") -> None:
         if self.first:
             last = self.rows[-1] if self.rows else {}
-            figures = {key: last[key] for key in self.headline if isinstance(last.get(key), float)}
+            figures = {key: value for key, value in last.items() if isinstance(value, float)}
             epochs = self.spec.config.epochs
             self.on_event(Event(kind, self.spec.label, self.epoch, epochs, figures, text))
 
