@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from .. import distributed, environment, store, tasks
 from ..config import dump, plain
@@ -199,17 +197,13 @@ class _Run:
             self._add_scalars(row)
 
     def _save(self) -> None:
-        state: Any = self.training.state_dict()
         generators = distributed.all_gather(random_state())
-        if self.training.sharded:
-            # On the CPU: a rank would open those tensors on the devices of the others.
-            state = distributed.all_gather(tree_map_only(Tensor, Tensor.cpu, state))
         if self.first:
             content = {
                 "step": self.step,
                 "seconds": self.seconds,
                 "rows": self.rows,
-                "training": state,
+                "training": self.training.state_dict(),
                 "fingerprint": self.data,
                 "spec": self.spec.plain(),
                 "random": generators,
@@ -218,30 +212,17 @@ class _Run:
 
     def _load(self) -> None:
         """Go on from the checkpoint, if there is one."""
-        saved = distributed.run_on_first(self._read)
+        path, warn = self.folder / store.CHECKPOINT, lambda text: self._tell("note", text)
+        saved = distributed.run_on_first(
+            lambda: read_checkpoint(path, self.spec.differences, self.data, warn)
+        )
         if saved is None:
             return
-        rank, state, generators = distributed.rank(), saved["training"], saved["random"]
-        self.training.load_state_dict(state[rank] if isinstance(state, list) else state)
+        rank, generators = distributed.rank(), saved["random"]
+        self.training.load_state_dict(saved["training"])
         self.step, self.seconds, self.rows = saved["step"], saved["seconds"], saved["rows"]
         # All ranks were seeded alike: one that was not there before takes the place of the first.
         restore_random(generators[rank if rank < len(generators) else 0])  # last: loading may draw
-
-    def _read(self) -> dict[str, Any] | None:
-        """The checkpoint, refused when it is that of another run, of other data or shards."""
-        path = self.folder / store.CHECKPOINT
-        warn = lambda text: self._tell("note", text)  # noqa: E731
-        saved = read_checkpoint(path, self.spec.differences, self.data, warn)
-        if saved is None:
-            return None
-        old = len(saved["training"]) if isinstance(saved["training"], list) else "no"
-        new = distributed.world_size() if self.training.sharded else "no"
-        if old != new:
-            raise FolderError(
-                f"The checkpoint {path} holds {old} shards but here it needs {new}: start as many "
-                "processes as before (torchrun --nproc-per-node), or anew with --overwrite."
-            )
-        return saved
 
     def _end(self, end: Row, diverged: str | None) -> Outcome:
         result = result_of(
