@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fcco.methods import table
-from studies import frontier
+from studies import frontier, publish
+from studies.constrained import report as constrained
+from studies.convergence import results as convergence
 from studies.estimators import __main__ as estimators
 from studies.group_dro import report as group_dro
 from studies.identities import __main__ as identities
@@ -159,6 +161,10 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "step-cost": step_cost,
     "step-cost-cpu": step_cost_cpu,
     "step-cost-gpu": step_cost_gpu,
+    "constrained": lambda problem: constrained.table(
+        publish.table("constrained")["problems"][problem]["methods"]
+    ),
+    "convergence": lambda *words: convergence.relative(publish.table("convergence"), *words),
     "estimators": lambda: estimators.summary(estimators.published()),
     "estimators-short": lambda: estimators.summary(
         estimators.published(), "ours", *(n for n in estimators.RIVALS if n != "GridSearch")

@@ -53,7 +53,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from benchmarks.timing import interleave
-from studies.runner import Runner
+from studies.runner import Result, Runner
 
 LENGTHS = (48, 96)  # tokens of a docstring and of a source
 SHARES = {"test": 0.1, "validation": 0.07}
@@ -372,7 +372,7 @@ def adam(model: nn.Module, rate: float, device: str) -> torch.optim.Optimizer:
 
 
 @dataclass(frozen=True)
-class Recall:
+class Recall(Result):
     """Recall@1 after training, in percent.
 
     Attributes:
@@ -382,10 +382,6 @@ class Recall:
 
     validation: float
     test: float
-
-    def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return asdict(self)
 
 
 def train(job: Job) -> Recall:
