@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fcco.methods import table
-from studies import frontier, publish
+from studies import frontier, many_groups, publish
 from studies.constrained import report as constrained
 from studies.convergence import results as convergence
 from studies.estimators import __main__ as estimators
@@ -180,6 +180,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
         identities.published("end to end"), "AUC", "TPR", "largest excess", "within", "proved"
     ),
     "identities-groups": lambda: identities.by_group(identities.published("end to end")),
+    "many-groups": many_groups.table,
     "xrisk": lambda: xrisk.table(xrisk.published()),
     "xrisk-short": lambda: xrisk.short_table(xrisk.published()),
 }
