@@ -7,14 +7,12 @@ and the others would wait for ever.
 from __future__ import annotations
 
 import contextlib
-import functools
 import multiprocessing
 import signal
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -22,84 +20,14 @@ from typing import Any
 
 import torch
 
-from . import distributed, engine, store, tasks
+from .. import distributed
+from ..environment import available_cores
+from ..store import Event, Outcome, RunSpec
+from ..task import Problem
+from .cluster import Cluster
 from .engine import Tell
-from .environment import available_cores
-from .store import FAILURE, Event, FolderError, Outcome, RunSpec
-from .task import Problem, Progress
-
-Stop = Callable[[], bool]
-Train = Callable[[RunSpec, Problem, Tell, Stop], Outcome]
-TrainFleets = Callable[
-    [Sequence[RunSpec], Path, Problem | None, Tell, Stop], tuple[Problem, dict[str, Outcome]]
-]
-"""As `fleets.train`: of runs, a folder, a problem, `tell` and `stop`, the problem and outcomes."""
-
-
-class LoadError(Exception):
-    """The data of a task cannot be loaded; `details` is a traceback, where one is needed."""
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
-
-
-def load(spec: RunSpec, tell: Tell) -> Problem:
-    """Data and model of a run, and of all others of its experiment; all errors are `LoadError`."""
-    tell(Event("loading", spec.label, text=spec.config.data))
-    with _loading():
-        return tasks.get(spec.task).load(spec.config)
-
-
-def fetch(spec: RunSpec, progress: Progress) -> Problem | None:
-    """Let the task of a run bring its data to this machine; the problem, if that builds it."""
-    with _loading():
-        return tasks.get(spec.task).fetch(spec.config, progress)
-
-
-@contextlib.contextmanager
-def _loading() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        # Our own errors and those about files and values say all there is to say.
-        ours = type(error).__module__.partition(".")[0] in ("fcco", "fcco_experiments")
-        clear = ours or isinstance(error, (OSError, ValueError))
-        text = str(error) or type(error).__name__
-        raise LoadError(text, "" if clear else traceback.format_exc()) from error
-
-
-def _train(
-    spec: RunSpec, problem: Problem, tell: Tell, stop: Stop, *, out: Path, **options: bool
-) -> Outcome:
-    """One run. Its failure is an outcome, but a rank that alone has failed cannot go on."""
-    folder = spec.folder(out)
-    try:
-        (folder / FAILURE).unlink(missing_ok=True)
-        return engine.train(spec, folder, problem, stop=stop, on_event=tell, **options)
-    except Exception as error:
-        text = str(error) or type(error).__name__
-        shared = distributed.raised_on_all(error)
-        if distributed.lost_connection(error):  # the rank that caused it reports it, or torchrun
-            raise distributed.OutOfStep("the connection to another process was lost") from error
-        if not shared:
-            text += f" (rank {distributed.rank()} of {distributed.world_size()})"
-        if distributed.rank() == 0 or not shared:
-            details = keep_traceback(folder / FAILURE, error)
-            tell(Event("failed", spec.label, text=text, details=details))
-        if not shared:
-            raise distributed.OutOfStep(text) from error
-        return Outcome(spec.label, "failed", text)
-
-
-def keep_traceback(path: Path, error: Exception) -> str:
-    """Write the traceback of an error to a file; the file, or "" when there is no room for it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(path, "".join(traceback.format_exception(error)))
-    except (OSError, FolderError):
-        return ""
-    return str(path)
+from .fleets import Fleets
+from .jobs import Job, LoadError, Run, Stop, load
 
 
 def run(
@@ -111,7 +39,8 @@ def run(
     tensorboard: bool = False,
     on_event: Tell = lambda event: None,
     problem: Problem | None = None,
-    fleets: TrainFleets | None = None,
+    fleets: Fleets | None = None,
+    ray: str | None = None,
 ) -> list[Outcome]:
     """Do all runs; one that diverges or fails does not stop the others.
 
@@ -130,22 +59,35 @@ def run(
         on_event: called with each event, in this process.
         problem: data and model, if they are loaded already; worker processes load their own.
         fleets: trains the runs that a fleet can hold together, before the others.
+        ray: the address of a Ray cluster that does all of this, see `cluster.Cluster`.
     """
     if not specs:
         return []
-    done: dict[str, Outcome] = {}
-    with stoppable(on_event) as (tell, stop):
+    jobs: list[Job] = []
+    outcomes: list[Outcome] = []
+    with contextlib.ExitStack() as stack:
+        tell, stop = stack.enter_context(stoppable(on_event))
+        cluster = None if ray is None else stack.enter_context(Cluster(ray))
         if fleets is not None:
-            problem, done = fleets(specs, out, problem, tell, stop)
-        alone = [spec for spec in specs if spec.label not in done]
-        if alone and not distributed.any_rank(stop()):
-            train = functools.partial(_train, out=out, resume=resume, tensorboard=tensorboard)
-            number = processes(alone, workers)
-            if number > 1:
-                outcomes = _Pool(deque(alone), train, tell, stop, number).run()
-            else:
-                outcomes = _run_here(alone, train, tell, stop, problem)
-            done |= {outcome.run: outcome for outcome in outcomes}
+            problem = problem or load(specs[0], tell)
+            gpus = None if cluster is None else cluster.gpus(fleets.wanted(specs[0]))
+            jobs += fleets.jobs(specs, out, problem, tell, gpus)
+        held = {spec.label for job in jobs for spec in job.specs}
+        again = resume or cluster is not None  # there, a run may be begun twice
+        device = specs[0].config.preferred_device or "cpu"
+        alone = [Run((s,), out, device, again, tensorboard) for s in specs if s.label not in held]
+        if cluster is not None:
+            outcomes = cluster.run([*jobs, *alone], tell, stop)
+        else:
+            for job in jobs:
+                outcomes += [] if stop() else job.do(problem, tell, stop)  # type: ignore[arg-type]
+            if alone and not distributed.any_rank(stop()):
+                number = processes([job.specs[0] for job in alone], workers)
+                if number > 1:
+                    outcomes += _Pool(deque(alone), tell, stop, number).run()
+                else:
+                    outcomes += _run_here(alone, tell, stop, problem)
+    done = {outcome.run: outcome for outcome in outcomes}
     return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
 
 
@@ -160,17 +102,17 @@ def processes(specs: Sequence[RunSpec], workers: int | None) -> int:
 
 
 def _run_here(
-    specs: Sequence[RunSpec], train: Train, tell: Tell, stop: Stop, problem: Problem | None
+    jobs: Sequence[Job], tell: Tell, stop: Stop, problem: Problem | None
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # another number may round differently
     try:
-        problem = distributed.run_on_all(lambda: problem or load(specs[0], tell))
-        for spec in specs:
+        loaded = distributed.run_on_all(lambda: problem or load(jobs[0].specs[0], tell))
+        for job in jobs:
             if distributed.any_rank(stop()):
                 break
-            outcomes.append(train(spec, problem, tell, stop))
+            outcomes += job.do(loaded, tell, stop)
     finally:
         torch.set_num_threads(threads)
     return outcomes
@@ -224,23 +166,23 @@ def stoppable(on_event: Tell) -> Iterator[tuple[Tell, Stop]]:
 # --- worker processes -----------------------------------------------------------------------------
 
 
-def _work(pipe: Connection, train: Train) -> None:
-    """A worker process: receives a spec, sends events, then the outcome."""
+def _work(pipe: Connection) -> None:
+    """A worker process: receives a job, sends events, then the outcomes."""
     for number in _SIGNALS:  # the parent decides, and sends a message
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
     torch.set_num_threads(1)
     parent = _ParentPipe(pipe)
     problem = None
-    while (spec := parent.next()) is not None:
+    while (job := parent.next()) is not None:
         if problem is None:
             try:
-                problem = load(spec, parent.send)
+                problem = load(job.specs[0], parent.send)
             except LoadError as error:
                 parent.send(error)
                 return
             if parent.stop():
                 return
-        parent.send(train(spec, problem, parent.send, parent.stop))
+        parent.send(job.do(problem, parent.send, parent.stop))
 
 
 class _ParentPipe:
@@ -249,7 +191,7 @@ class _ParentPipe:
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self.stopped, self.looked = pipe, False, 0.0
 
-    def next(self) -> RunSpec | None:
+    def next(self) -> Job | None:
         try:
             return None if self.stopped else self.pipe.recv()
         except (EOFError, OSError):
@@ -278,19 +220,18 @@ class _Worker:
 
     process: Any
     pipe: Connection
-    spec: RunSpec | None = None  # what it trains
+    job: Job | None = None  # what it does
 
-    def send(self, message: RunSpec | None) -> None:
+    def send(self, message: Job | None) -> None:
         with contextlib.suppress(OSError):  # it is dead, which `_Pool._receive` notices
             self.pipe.send(message)
 
 
 @dataclass
 class _Pool:
-    """Workers (`number` processes), and the runs that wait for them."""
+    """Workers (`number` processes), and the jobs that wait for them."""
 
-    waiting: deque[RunSpec]
-    train: Train
+    waiting: deque[Job]
     tell: Tell
     stop: Stop
     number: int
@@ -298,7 +239,7 @@ class _Pool:
     workers: list[_Worker] = field(default_factory=list)
 
     def run(self) -> list[Outcome]:
-        """The outcomes of the runs that were begun, in the order of their ends."""
+        """The outcomes of the jobs that were begun, in the order of their ends."""
         stopped = False
         try:
             while self.workers or self.waiting:
@@ -323,16 +264,16 @@ class _Pool:
         context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
         ours, theirs = context.Pipe()
         # Not a daemon: those may not have processes of their own, which data loaders need.
-        process = context.Process(target=_work, args=(theirs, self.train))
+        process = context.Process(target=_work, args=(theirs,))
         with _blocked_signals():
             process.start()
         theirs.close()  # or the end of the worker would not end the pipe
         return _Worker(process, ours)
 
     def _assign(self, worker: _Worker) -> None:
-        """Send the next run, or None, after which the worker ends."""
-        worker.spec = self.waiting.popleft() if self.waiting else None
-        worker.send(worker.spec)
+        """Send the next job, or None, after which the worker ends."""
+        worker.job = self.waiting.popleft() if self.waiting else None
+        worker.send(worker.job)
 
     def _receive(self, worker: _Worker) -> None:
         try:
@@ -340,8 +281,8 @@ class _Pool:
         except (EOFError, OSError):
             self._ended(worker)
             return
-        if isinstance(message, Outcome):
-            self.outcomes.append(message)
+        if isinstance(message, list):
+            self.outcomes += message
             self._assign(worker)
         elif isinstance(message, Event):
             self.tell(message)
@@ -354,12 +295,10 @@ class _Pool:
         worker.pipe.close()
         self.workers.remove(worker)
         code = worker.process.exitcode
-        if worker.spec is None or (code == 0 and self.stop()):
+        if worker.job is None or (code == 0 and self.stop()):
             return
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        text = f"its process died ({how}); --resume goes on with it"
-        self.outcomes.append(Outcome(worker.spec.label, "failed", text))
-        self.tell(Event("failed", worker.spec.label, text=text))
+        self.outcomes += worker.job.died(how, self.tell)
 
 
 @contextlib.contextmanager

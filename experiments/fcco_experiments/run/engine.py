@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from . import distributed, environment, store, tasks
-from .config import dump, plain
-from .distributed import Consensus, Diverged, fingerprint
-from .store import Event, FolderError, Kind, Outcome, RunSpec
-from .task import FleetTraining, Problem, Row, Task, Training
+from .. import distributed, environment, store, tasks
+from ..config import dump, plain
+from ..distributed import Consensus, Diverged, fingerprint
+from ..store import Event, FolderError, Kind, Outcome, RunSpec
+from ..task import FleetTraining, Problem, Row, Task, Training
 
 Tell = Callable[[Event], None]
 

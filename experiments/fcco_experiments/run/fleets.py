@@ -1,9 +1,8 @@
 """Runs of one kind that are trained together, as fleets, each run as it would be alone.
 
 A finished run leaves one line, with the content of `result.json` of a run that was trained alone:
-in `fleet.jsonl`, or in `fleet/lines-RANK.jsonl` where torchrun started several processes. Each of
-these trains a part of the runs on a device of its own; they exchange messages at the start and at
-the end. Fleets under way have checkpoints in the folder `fleet`.
+in `fleet.jsonl`, or in `fleet/lines-NUMBER.jsonl` where several processes do the jobs. Fleets under
+way have checkpoints in the folder `fleet`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,50 +23,111 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from . import distributed, engine, environment, store, tasks
-from .config import from_plain
+from .. import distributed, environment, store, tasks
+from ..config import ConfigError, from_plain
+from ..store import FLEET_FOLDER, FLEET_LINES, Event, FolderError, Kind, Outcome, RunSpec
+from ..task import FleetTraining, Method, Problem, Row
+from . import engine
 from .engine import Tell
-from .store import FLEET_FOLDER, FLEET_LINES, Event, FolderError, Kind, Outcome, RunSpec
-from .task import FleetTraining, Method, Problem, Row
-from .workers import keep_traceback, load
+from .jobs import Job, Stop, keep_traceback
 
 _ON_CPU = 64
 """More runs at a time do not fit into the caches of a CPU and take longer each."""
 
 
-def train(
-    specs: Sequence[RunSpec],
-    out: Path,
-    problem: Problem | None,
-    tell: Tell,
-    stop: Callable[[], bool],
-    *,
-    device: str = "auto",
-    chunk: int | None = None,
-) -> tuple[Problem, dict[str, Outcome]]:
-    """Train the runs that a fleet can hold; the problem, and outcomes by label.
-
-    They leave one line each and no curves. Each rank trains an equal part of the runs of each kind.
+@dataclass(frozen=True)
+class Fleets:
+    """How runs are put together.
 
     Args:
-        specs: of one experiment; runs that no fleet can hold are left out.
-        out: folder of the comparison.
-        problem: data and model, if they are loaded already.
-        tell: called with each event.
-        stop: asked after each step; when true, the fleet saves itself and ends.
         device: `"auto"`, `"cpu"` or `"cuda"`; a field `device` of the config rules.
         chunk: runs of a fleet at most; unless given, 64 on a CPU, on a GPU as many as fit. A fleet
             that does not fit into memory is halved until it does.
     """
-    wanted = specs[0].config.preferred_device or device
-    place = distributed.run_on_all(lambda: distributed.device(wanted))
-    with _prepared(place):
-        loaded = distributed.run_on_all(lambda: problem or load(specs[0], tell))
+
+    device: str = "auto"
+    chunk: int | None = None
+
+    def wanted(self, like: RunSpec) -> str:
+        """The device for runs such as this."""
+        return like.config.preferred_device or self.device
+
+    def jobs(
+        self,
+        specs: Sequence[RunSpec],
+        out: Path,
+        problem: Problem,
+        tell: Tell,
+        gpus: int | None = None,
+    ) -> list[Fleet]:
+        """Jobs of the runs that a fleet can hold, checkpoints of earlier ones first.
+
+        Args:
+            specs: of one experiment; runs that no fleet can hold are left out.
+            out: folder of the comparison.
+            problem: data and model.
+            tell: called with each event.
+            gpus: how many there are for jobs that several processes do, 0 for CPUs; None where
+                they come one after another in this process.
+        """
+        if distributed.world_size() > 1:
+            raise ConfigError(
+                "Runs are trained together by one process: leave torchrun out. On several "
+                "machines: --ray. One by one, each on all processes: --no-fleet."
+            )
+        data, like = problem.fingerprint(), specs[0]
+        done = _finished(out, data)
+        here = Fleet((), out, self.wanted(like), 0, FLEET_LINES, self.chunk, data)
+        jobs = list[Fleet]()
+        for number in sorted(_numbers(out)):
+            job = replace(here, number=number)
+            if runs := job.under_way(like, done, tell):
+                jobs.append(replace(job, specs=tuple(runs)))
+        held = {spec.label for job in jobs for spec in job.specs}
         kinds: dict[Hashable, list[RunSpec]] = {}
         for spec in specs:
-            kinds.setdefault(loaded.fleet_kind(spec.method, spec.seed), []).append(spec)
+            if spec.label not in held:
+                kinds.setdefault(problem.fleet_kind(spec.method, spec.seed), []).append(spec)
         kinds.pop(None, None)
-        return loaded, _Fleets(loaded, specs[0], out, place, chunk, tell, stop).run(kinds)
+        if gpus is None:
+            return jobs + [replace(here, specs=tuple(kind)) for kind in kinds.values()]
+        parts = [
+            part
+            for kind in kinds.values()
+            for part in cut(kind, self.chunk or (math.ceil(len(kind) / gpus) if gpus else _ON_CPU))
+        ]
+        first = 1 + max(_numbers(out), default=-1)
+        jobs += [replace(here, specs=tuple(p), number=k) for k, p in enumerate(parts, first)]
+        return [replace(job, lines=f"{FLEET_FOLDER}/lines-{job.number}.jsonl") for job in jobs]
+
+
+def cut(specs: Sequence[RunSpec], size: int) -> list[list[RunSpec]]:
+    """Parts of at most so many runs, and of nearly equal size."""
+    parts, left = list[list[RunSpec]](), list(specs)
+    while left:
+        end = math.ceil(len(left) / math.ceil(len(left) / size))
+        parts.append(left[:end])
+        left = left[end:]
+    return parts
+
+
+def _numbers(out: Path) -> set[int]:
+    """Of the jobs that have left checkpoints or lines in the folder `fleet`."""
+    names = (re.match(r"(?:checkpoint|lines)-(\d+)", path.name) for path in store.fleet_files(out))
+    return {int(name[1]) for name in names if name is not None}
+
+
+def _finished(out: Path, data: str) -> set[str]:
+    """Runs that have a line; refuses lines of other data."""
+    lines = store.read_fleet_lines(out)
+    for name, line in lines.items():
+        if line["fingerprint"] != data:
+            raise FolderError(
+                f"{out} has runs on other data: those of {name} were {line['fingerprint'][:12]} "
+                f"and are {data[:12]} now. Choose another place with --out, or start anew with "
+                "--overwrite."
+            )
+    return set(lines)
 
 
 @contextlib.contextmanager
@@ -229,113 +291,108 @@ class _FleetRun:
         self.tell(Event(kind, title, epoch, self.config.epochs, count=len(self.specs)))
 
 
-class _Fleets:
-    """All fleets of this process, one after another; `like` is any of the runs."""
+@dataclass(frozen=True)
+class Fleet(Job):
+    """Runs of one kind, in as many fleets as the memory makes of them, one after another.
 
-    def __init__(
-        self,
-        problem: Problem,
-        like: RunSpec,
-        out: Path,
-        device: torch.device,
-        chunk: int | None,
-        tell: Tell,
-        stop: Callable[[], bool],
-    ) -> None:
-        self.problem, self.like, self.out, self.device = problem, like, out, device
-        self.chunk, self.tell, self.stop = chunk, tell, stop
-        self.data = distributed.run_on_all(lambda: distributed.fingerprint(problem))
-        self.outcomes: dict[str, Outcome] = {}
-        self.rank, self.ranks = distributed.rank(), distributed.world_size()
-        self.folder = out / FLEET_FOLDER
-        self.path = self.folder / f"checkpoint-{self.rank}.pt"
-        own = self.folder / f"lines-{self.rank}.jsonl"
-        self.lines = out / FLEET_LINES if self.ranks == 1 else own
+    Args:
+        specs: the runs; those of a checkpoint come first, in a fleet of their own.
+        number: of its checkpoint.
+        lines: the file of its results, in the folder of the comparison.
+        chunk: runs of a fleet at most.
+        data: the fingerprint of the data.
+    """
 
-    def run(self, kinds: dict[Hashable, list[RunSpec]]) -> dict[str, Outcome]:
-        """Outcomes of all runs, those of other ranks too; what was not begun is left out."""
-        done = distributed.run_on_first(self._finished)
-        claimed = distributed.run_on_all(lambda: self._claim(done))
-        labels = [store.label(line) for saved in claimed.values() for line in saved["runs"]]
-        under_way = set().union(*distributed.all_gather(labels))
-        left = [[s for s in group if s.label not in under_way] for group in kinds.values()]
-        if under_way or any(left):
-            distributed.run_on_first(self._describe)
-        for path, saved in claimed.items():
-            self._resume(path, saved)
-        for group in left:
-            self._train_all(group[self.rank :: self.ranks])
-        everywhere: dict[str, Outcome] = {}
-        for outcomes in distributed.all_gather(self.outcomes):
-            everywhere |= outcomes
-        ends = [everywhere[name].kind for name in everywhere.keys() - self.outcomes.keys()]
-        if count := ends.count("finished") + ends.count("diverged"):
-            epochs = self.like.config.epochs
-            self.tell(Event("finished", "runs of other processes", epochs, epochs, count=count))
-        return everywhere
+    number: int
+    lines: str
+    chunk: int | None
+    data: str
 
-    def _finished(self) -> set[str]:
-        """Runs that have a line; refuses lines of other data."""
-        lines = store.read_fleet_lines(self.out)
-        for name, line in lines.items():
-            if line["fingerprint"] != self.data:
-                raise FolderError(
-                    f"{self.out} has runs on other data: those of {name} were "
-                    f"{line['fingerprint'][:12]} and are {self.data[:12]} now. Choose another "
-                    "place with --out, or start anew with --overwrite."
-                )
-        return set(lines)
+    @property
+    def title(self) -> str:
+        names = list(dict.fromkeys(spec.name.partition("@")[0] for spec in self.specs))
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        part = f", part {self.number}" if self.lines != FLEET_LINES else ""
+        return f"{shown}: {len(self.specs):,} runs together{part}"
 
-    def _claim(self, done: set[str]) -> dict[Path, dict[str, Any]]:
-        """Checkpoints that this process goes on with: its own, and those of ranks that are gone."""
+    @property
+    def path(self) -> Path:
+        """Of its checkpoint."""
+        return self.out / FLEET_FOLDER / f"checkpoint-{self.number}.pt"
+
+    def read(self, like: RunSpec, tell: Tell) -> dict[str, Any] | None:
+        """Its checkpoint, refused when it is that of another experiment."""
 
         def differences(saved: Mapping[str, Any]) -> list[str]:
-            spec = {key: self.like.plain()[key] for key in ("task", "config")}
-            return store.differences(saved, spec, self.like.config.incidental)
+            spec = {key: like.plain()[key] for key in ("task", "config")}
+            return store.differences(saved, spec, like.config.incidental)
 
-        warn = lambda text: self.tell(Event("note", "", text=text))  # noqa: E731
-        names = [re.match(r"checkpoint-(\d+)", path.name) for path in self.folder.glob("*.pt")]
-        claimed = {}
-        for number in sorted({int(name[1]) for name in names if name is not None}):
-            if number % self.ranks != self.rank:
-                continue
-            path = self.folder / f"checkpoint-{number}.pt"
-            saved = engine.read_checkpoint(path, differences, self.data, warn)
-            if saved is not None and all(store.label(line) in done for line in saved["runs"]):
-                engine.remove_checkpoint(path)  # the process died between two files
-            elif saved is not None:
-                claimed[path] = saved
-        return claimed
+        warn = lambda text: tell(Event("note", "", text=text))  # noqa: E731
+        return engine.read_checkpoint(self.path, differences, self.data, warn)
 
-    def _describe(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        environment.write(self.folder / store.ENVIRONMENT, self.device, "fleets", True)
-
-    def _resume(self, path: Path, saved: dict[str, Any]) -> None:
-        if self.stop():
-            return
-        specs = [
+    def under_way(self, like: RunSpec, done: Collection[str], tell: Tell) -> list[RunSpec]:
+        """The runs of its checkpoint, none where all of them have ended."""
+        saved = self.read(like, tell)
+        if saved is None:
+            return []
+        if all(store.label(line) in done for line in saved["runs"]):
+            engine.remove_checkpoint(self.path)  # the process died between two files
+            return []
+        return [
             RunSpec(
-                self.like.task, line["name"], from_plain(Method, line["method"], "checkpoint"),
-                line["seed"], self.like.config,
+                like.task, line["name"], from_plain(Method, line["method"], "checkpoint"),
+                line["seed"], like.config,
             )
             for line in saved["runs"]
         ]  # fmt: skip
-        if not self._train(specs, path, _title(specs), saved):
-            self._train_all(specs, len(specs) // 2)
 
-    def _train_all(self, specs: list[RunSpec], size: int | None = None) -> None:
-        """All runs of one kind, at most `size` at a time, in parts of nearly equal size."""
-        whole, number = len(specs), 0
-        while specs and not self.stop():
-            size = size or self._size(specs)
+    def do(self, problem: Problem, tell: Tell, stop: Stop) -> list[Outcome]:
+        place = distributed.device(self.device)
+        with _prepared(place):
+            return _Fleets(self, problem, place, tell, stop).run()
+
+
+class _Fleets:
+    """The fleets of a job, in the process that does it."""
+
+    def __init__(
+        self, job: Fleet, problem: Problem, device: torch.device, tell: Tell, stop: Stop
+    ) -> None:
+        self.job, self.problem, self.device = job, problem, device
+        self.tell, self.stop = tell, stop
+        self.lines = job.out / job.lines
+        self.outcomes: list[Outcome] = []
+
+    def run(self) -> list[Outcome]:
+        """Outcomes of the runs that were begun."""
+        folder = self.job.path.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        environment.write(folder / store.ENVIRONMENT, self.device, "fleets", True)
+        done = store.read_results(self.lines)
+        own = [spec for spec in self.job.specs if spec.label in done]  # of a process that was lost
+        self.outcomes = [engine.outcome_of(spec.label, done[spec.label]) for spec in own]
+        left = [spec for spec in self.job.specs if spec.label not in done]
+        saved = self.job.read(self.job.specs[0], self.tell)
+        held = [store.label(line) for line in saved["runs"]] if saved is not None else []
+        known = {spec.label: spec for spec in left}
+        if saved is not None and known.keys() >= set(held):
+            self._train_all([[known.pop(label) for label in held]], saved)
+        if known and not self.stop():
+            self._train_all(cut(list(known.values()), self._size(list(known.values()))))
+        return self.outcomes
+
+    def _train_all(self, parts: Sequence[list[RunSpec]], saved: Row | None = None) -> None:
+        """One fleet after another; from `saved`, where there is one."""
+        waiting, number = deque(parts), 0
+        while waiting and not self.stop():
+            part = waiting.popleft()
             number += 1
-            part = specs[: math.ceil(len(specs) / math.ceil(len(specs) / size))]
-            title = _title(part) + (f", part {number}" if len(part) < whole else "")
-            if self._train(part, self.path, title):
-                specs = specs[len(part) :]
-            else:
-                size = len(part) // 2
+            title = replace(self.job, specs=tuple(part)).title
+            title += f", part {number}" if number > 1 or waiting else ""
+            if not self._train(part, title, saved):
+                rest = [spec for each in (part, *waiting) for spec in each]
+                waiting = deque(cut(rest, len(part) // 2))
+            saved = None
 
     def _size(self, specs: list[RunSpec]) -> int:
         """How many runs fit into one fleet."""
@@ -343,56 +400,44 @@ class _Fleets:
         def make(runs: int) -> FleetTraining:  # settings far apart: neighbours in a grid are alike
             return self._fleet([specs[place * len(specs) // runs] for place in range(runs)])
 
-        if self.chunk is None and self.device.type == "cuda":
+        if self.job.chunk is None and self.device.type == "cuda":
             return capacity(make, len(specs), self.device)
-        return self.chunk or _ON_CPU
+        return self.job.chunk or _ON_CPU
 
     def _fleet(self, specs: Sequence[RunSpec]) -> FleetTraining:
         return self.problem.fleet([(spec.method, spec.seed) for spec in specs], self.device)
 
-    def _train(
-        self, specs: list[RunSpec], path: Path, title: str, saved: dict[str, Any] | None = None
-    ) -> bool:
+    def _train(self, specs: list[RunSpec], title: str, saved: Row | None) -> bool:
         """One fleet. False when it does not fit into memory: with fewer runs it may."""
         try:
-            fleet = _FleetRun(specs, self._fleet(specs), self.data, path, self.tell)
+            training = self._fleet(specs)
+            fleet = _FleetRun(specs, training, self.job.data, self.job.path, self.tell)
             if saved is not None:
                 fleet.load(saved)
             if fleet.go(title, self.stop):
                 self._end(fleet, title)
             else:
-                self._note(Outcome(spec.label, "stopped") for spec in specs)
+                self.outcomes += [Outcome(spec.label, "stopped") for spec in specs]
             return True
         except Exception as error:  # a fleet that breaks does not stop the others
             if not isinstance(error, torch.OutOfMemoryError) or len(specs) == 1:
-                details = keep_traceback(self.folder / f"failure-{self.rank}.txt", error)
-                text = str(error) or type(error).__name__
+                path = self.job.path.with_name(f"failure-{self.job.number}.txt")
+                details, text = keep_traceback(path, error), str(error) or type(error).__name__
                 self.tell(Event("failed", title, text=text, details=details, count=len(specs)))
-                self._note(Outcome(spec.label, "failed", text) for spec in specs)
+                self.outcomes += [Outcome(spec.label, "failed", text) for spec in specs]
                 return True
         gc.collect()
         torch.cuda.empty_cache()
-        engine.remove_checkpoint(path)
+        engine.remove_checkpoint(self.job.path)
         text = f"{title}: they do not fit into the memory of {self.device}; trying half of them."
         self.tell(Event("note", title, text=text))
         return False
 
     def _end(self, fleet: _FleetRun, title: str) -> None:
         results, epochs = fleet.results(), fleet.config.epochs
-        self.lines.parent.mkdir(parents=True, exist_ok=True)
         store.write_rows(self.lines, (store.read_results(self.lines) | results).values())
         engine.remove_checkpoint(fleet.path)
-        self._note(engine.outcome_of(label, result) for label, result in results.items())
+        self.outcomes += [engine.outcome_of(name, result) for name, result in results.items()]
         reasons = [result["diverged"] for result in results.values() if result["diverged"]]
         text = f"{len(reasons):,} of them diverged, the first {reasons[0]}" if reasons else ""
         self.tell(Event("finished", title, epochs, epochs, text=text, count=len(results)))
-
-    def _note(self, outcomes: Iterable[Outcome]) -> None:
-        self.outcomes |= {outcome.run: outcome for outcome in outcomes}
-
-
-def _title(specs: Sequence[RunSpec]) -> str:
-    """The methods and the number of runs."""
-    names = list(dict.fromkeys(spec.name.partition("@")[0] for spec in specs))
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{shown}: {len(specs):,} runs together"
