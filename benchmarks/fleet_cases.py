@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from fcco_experiments import data, environment
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.fairness import Fairness
-from fcco_experiments.tasks.fairness.task import FairnessProblem
+from fcco_experiments.tasks.fairness import Fairness, FairnessProblem
 from torch import Tensor
 
 SEEDS = 5

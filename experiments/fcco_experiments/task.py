@@ -284,6 +284,10 @@ class Task(ABC):
     def page(self, config: Any) -> Page:
         """Words and plots of the report."""
 
+    def metrics(self, config: Any) -> tuple[Metric, ...]:
+        """The figures of the page, for whoever needs no words."""
+        return self.page(config).metrics
+
     @abstractmethod
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
         """Who won, by which rule: paragraphs from the final rows of each method."""

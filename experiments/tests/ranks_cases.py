@@ -24,8 +24,8 @@ from fcco_experiments import compare, distributed, strategy, task
 from fcco_experiments.run import engine, workers
 from fcco_experiments.store import Event, RunSpec
 from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
-from fcco_experiments.tasks.group_dro.config import GroupDRO
-from fcco_experiments.tasks.x_risk.config import XRisk
+from fcco_experiments.tasks.group_dro.training import GroupDRO
+from fcco_experiments.tasks.x_risk.training import XRisk
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 

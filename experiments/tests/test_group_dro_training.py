@@ -13,8 +13,13 @@ import pytest
 import torch
 from fcco_experiments.data.grouped import GroupedPart, Vectors
 from fcco_experiments.tasks.base import chunks
-from fcco_experiments.tasks.group_dro.model import figures, shown, shown_names
-from fcco_experiments.tasks.group_dro.training import Batch, GroupDROTraining
+from fcco_experiments.tasks.group_dro.training import (
+    Batch,
+    GroupDROTraining,
+    figures,
+    shown,
+    shown_names,
+)
 from fcco_experiments.tasks.network import standardise
 from group_dro_cases import (
     CONFIG,

@@ -27,7 +27,7 @@ from fcco_experiments.config import ConfigError
 from fcco_experiments.data import MissingData
 from fcco_experiments.stats import spread
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.group_dro.task import TASK, GroupDROProblem
+from fcco_experiments.tasks.group_dro import TASK, GroupDROProblem
 
 from studies import publish
 from studies.runner import Job, Runner, command, parse, short, tuned

@@ -57,7 +57,8 @@ def table(runs: Sequence[Run], names: Sequence[str], first: str) -> list[list[st
             text = publish.mean_std([figure(run, column) for run in mine])
             pairs = [(figure(run, column), figure(base[run["seed"]], column))
                      for run in mine if run["seed"] in base]  # fmt: skip
-            decided = paired(*zip(*pairs, strict=True)).decided if pairs else False
+            left, right = ([pair[k] for pair in pairs] for k in (0, 1))
+            decided = bool(pairs) and paired(left, right).decided
             cells.append(f"**{text}**" if decided else text)
         rows.append([name, str(len(mine)), *cells])
     return rows

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from fcco_experiments.tasks.x_risk import model as task
+from fcco_experiments.tasks.x_risk import training as task
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 

@@ -16,7 +16,6 @@ from ..task import Columns
 from .cards import Card, card, fetch, load, load_grouped, look, names
 from .grouped import GroupedData, GroupedPart, Samples, Texts, Vectors
 from .images import ImageFiles
-from .pairs import PairedData, read_pairs
 from .sources import (
     Copy,
     DataFile,
@@ -40,7 +39,6 @@ __all__ = [
     "GroupedPart",
     "ImageFiles",
     "MissingData",
-    "PairedData",
     "Part",
     "Progress",
     "Samples",
@@ -57,7 +55,6 @@ __all__ = [
     "load_grouped",
     "look",
     "names",
-    "read_pairs",
     "read_table",
     "scenes_synthetic",
     "synthetic",

@@ -44,6 +44,8 @@ class Card:
         whole_groups: see `table.grouped`.
         near: see `table.grouped`.
         summary: see `GroupedData`.
+        words: for reports, by the name of a task: `title`, what `asks` a sample, its `groups`, and
+            `notes`.
         name: of the file.
     """
 
@@ -61,6 +63,7 @@ class Card:
     whole_groups: bool = False
     near: float | None = None
     summary: Literal["worst", "tenth"] = "worst"
+    words: dict[str, dict[str, str]] = field(default_factory=dict)
     name: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Who is first in a comparison, and whether that is decided; keyed sentences of templates."""
+"""Who is first in a comparison, and whether that is decided: the terminal and the page ask here."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..prose import paragraphs
 from ..stats import Interval, is_finite, paired, spread
-from ..task import Experiment, Method, Metric, Panel, Row, Rule, Task
+from ..task import Experiment, Row, Rule, Task
 
 
 class FinalRows:
     """Final rows of each method, one for each seed; methods without rows are left out.
 
-    `early` names the methods that are no candidates: where a run ended before the others, or where
-    one of the figures `judged` is not finite.
+    A row says its `seed`, or the rows of a method are those of all seeds, in order. `early` names
+    the methods that are no candidates: where a run ended before the others, or where one of the
+    figures `judged` is not finite.
     """
 
     def __init__(self, config: Experiment, methods: Mapping[str, list[Row]], *judged: str) -> None:
         self.rows = {name: rows for name, rows in methods.items() if rows}
-        self.seeds = len(config.seeds)
+        self.seeds = config.seeds
         epochs = [row.get("epoch", 0) for rows in self.rows.values() for row in rows]
         last = max((epoch for epoch in epochs if is_finite(epoch)), default=0)
         self.early = tuple(
@@ -37,8 +37,9 @@ class FinalRows:
         return any(len(rows) > 1 for rows in self.rows.values())
 
     def mean(self, name: str, key: str) -> float:
-        """Mean of a figure over the runs of a method."""
-        return math.fsum(row[key] for row in self.rows[name]) / len(self.rows[name])
+        """Mean of a figure over the runs of a method, NaN where it is not finite in one."""
+        values = (row.get(key, math.nan) for row in self.rows[name])
+        return spread(value if is_finite(value) else math.nan for value in values)[0]
 
     def text(self, name: str, key: str, digits: int = 4) -> str:
         """Mean and, with several runs, standard deviation."""
@@ -47,11 +48,18 @@ class FinalRows:
         return f"{mean:.{digits}f} ± {deviation:.{digits}f}" if several else f"{mean:.{digits}f}"
 
     def difference(self, left: str, right: str, key: str) -> Interval:
-        """Left - right seed by seed; without all seeds of both, of the means, without interval."""
-        first, second = self.rows[left], self.rows[right]
-        if len(first) == len(second) == self.seeds:
-            return paired([row[key] for row in first], [row[key] for row in second])
-        return Interval(self.mean(left, key) - self.mean(right, key), math.nan, math.nan, 1)
+        """Left - right over the seeds that both have; without any, of the means, of no pairs."""
+        first, second = self._by_seed(left, key), self._by_seed(right, key)
+        if both := [seed for seed in first if seed in second]:
+            return paired([first[seed] for seed in both], [second[seed] for seed in both])
+        return Interval(self.mean(left, key) - self.mean(right, key), math.nan, math.nan, 0)
+
+    def _by_seed(self, name: str, key: str) -> dict[int, float]:
+        rows = self.rows[name]
+        seeds = self.seeds if len(rows) == len(self.seeds) else [None] * len(rows)
+        seeds = [row.get("seed", seed) for seed, row in zip(seeds, rows, strict=True)]
+        pairs = zip(seeds, (row.get(key, math.nan) for row in rows), strict=True)
+        return {seed: value for seed, value in pairs if seed is not None and is_finite(value)}
 
 
 @dataclass(frozen=True)
@@ -83,11 +91,17 @@ class Judgement:
         """Whether the first is within the limit, and ahead of each other one whatever the seeds."""
         return bool(self.within and self.leads) and all(d.low > 0 for d in self.leads.values())
 
+    def differences(self, key: str) -> dict[str, Interval]:
+        """Each other method's figure less that of the first, over the seeds that both have."""
+        others = [name for name in self.final.rows if name != self.best and self.best]
+        found = {name: self.final.difference(name, str(self.best), key) for name in others}
+        return {name: interval for name, interval in found.items() if interval.pairs}
+
 
 def judge(task: Task, config: Any, methods: Mapping[str, list[Row]]) -> Judgement:
     """The verdict on final rows, for every page and text: all methods compete, references too."""
     rule = task.judged(config)
-    better = {metric.key: metric.better for metric in task.page(config).metrics}
+    better = {metric.key: metric.better for metric in task.metrics(config)}
     if rule is None or better.get(rule.objective, "none") == "none":
         return Judgement(FinalRows(config, methods))
     final = FinalRows(config, methods, *filter(None, (rule.objective, rule.constraint)))
@@ -107,63 +121,3 @@ def judge(task: Task, config: Any, methods: Mapping[str, list[Row]]) -> Judgemen
         leads[other] = final.difference(*pair, rule.constraint if over(other) else rule.objective)
     within = tuple(name for name in order if not over(name))
     return Judgement(final, rule, tuple(order), within, leads)
-
-
-def keyed(template: str, block: str, **values: Any) -> dict[str, str]:
-    """Paragraphs of the form `key: text`, by key."""
-    pairs = (text.partition(": ") for text in paragraphs(template, block, **values))
-    return {key: text for key, _, text in pairs}
-
-
-def glossary(
-    template: str, methods: Mapping[str, Method], aliases: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """One line for each method of a config, from the template's block `methods`."""
-    lines, result = keyed(template, "methods"), {}
-    for name, method in methods.items():
-        word = (aliases or {}).get(method.method, method.method)
-        (step,) = paragraphs("words.j2", "step", method=method)
-        result[name] = f"{lines.get(word, lines.get(method.method, ''))} {step}".strip()
-    return result
-
-
-def metrics(template: str, parts: Mapping[str, str], **values: Any) -> tuple[Metric, ...]:
-    """Columns from the template's block `metrics`, of paragraphs
-
-        key | label | better | digits | headline | meaning
-
-    A key such as `*_auc` stands for a column of each part of the data; `headline` names the parts
-    (or `once`) whose column is in the first table. `parts` has the label of each part by its key.
-    """
-    lines = [text.split(" | ") for text in paragraphs(template, "metrics", **values)]
-    columns = [
-        Metric(f"{part}{key[1:]}", f"{label}, {name}", better, int(digits), part in shown, meaning)  # type: ignore[arg-type]
-        for part, name in parts.items()
-        for key, label, better, digits, shown, meaning in lines
-        if key.startswith("*")
-    ]
-    return (
-        *columns,
-        *(
-            Metric(key, label, better, int(digits), "once" in shown, meaning)  # type: ignore[arg-type]
-            for key, label, better, digits, shown, meaning in lines
-            if not key.startswith("*")
-        ),
-    )
-
-
-def panels(template: str, block: str, **values: Any) -> tuple[Panel, ...]:
-    """Plots from a block of a template, of paragraphs `kind | title | y=... | label=... | ...`.
-
-    The words before the equals signs are those of `Panel`; an empty value is left out.
-    """
-    result = []
-    for text in paragraphs(template, block, **values):
-        kind, title, *rest = text.split(" | ")
-        fields: dict[str, Any] = dict(part.split("=", 1) for part in rest)
-        for name in ("reference", "x_reference"):
-            if name in fields:
-                fields[name] = float(fields[name]) if fields[name] else None
-        fields["log"] = fields.get("log") == "yes"
-        result.append(Panel(kind, title=title, **fields))  # type: ignore[arg-type]
-    return tuple(result)
