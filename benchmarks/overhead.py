@@ -53,8 +53,8 @@ import torch
 from torch import Tensor
 
 import fcco
-from research.constrained import peers
-from research.constrained.problems import Batch, Schedule
+from studies.constrained import peers
+from studies.constrained.problems import Batch, Schedule
 
 from .models import Case, cpu_cases, gpu_cases
 from .timing import interleave, launched

@@ -1,10 +1,10 @@
 """Write the tables of pages anew, from the registry of methods and from published runs.
 
-    python docs/tables.py
+    python -m docs.tables
 
 A table follows a line `<!-- methods: COLUMN | COLUMN -->`, whose columns are facts of the
-registry, or `<!-- table: NAME -->` with a name of `TABLES`. `tests/test_methods.py` finds a table
-that is not up to date.
+registry, or `<!-- table: NAME WORDS -->` with a name of `TABLES`, which is called with the words.
+`tests/test_tables.py` finds a table that is not up to date.
 """
 
 from __future__ import annotations
@@ -16,19 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from fcco.methods import table
+from studies import frontier
+from studies.estimators import __main__ as estimators
+from studies.group_dro import report as group_dro
+from studies.identities import __main__ as identities
+from studies.xrisk import __main__ as xrisk
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "src/fcco/__init__.py",
-    DOCS / "reference/methods.md",
-    DOCS / "concepts/automatic-settings.md",
-    DOCS / "concepts/smoothing.md",
-    DOCS / "research/step-cost.md",
-    DOCS / "research/details/step-cost.md",
-]
-_MARK = re.compile(r"(<!-- (?P<kind>methods|table): (?P<words>.*?) -->\n\n)(\|.*\n)*")
+PAGES = [ROOT / "README.md", ROOT / "src/fcco/__init__.py", *sorted(DOCS.rglob("*.md"))]
+MARK = re.compile(r"(<!-- (?P<kind>methods|table): (?P<words>.*?) -->\n\n)(\|.*\n)*")
 
 MODELS = {
     "mlp64": "MLP 2x64",
@@ -153,7 +150,7 @@ def settings_networks() -> list[list[str]]:
     return [["", *found["cells"]], *rows]
 
 
-TABLES: dict[str, Callable[[], list[list[str]]]] = {
+TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "settings": settings_defaults,
     "settings-gamma": settings_gamma,
     "settings-networks": settings_networks,
@@ -162,6 +159,23 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "step-cost": step_cost,
     "step-cost-cpu": step_cost_cpu,
     "step-cost-gpu": step_cost_gpu,
+    "estimators": lambda: estimators.summary(estimators.published()),
+    "estimators-short": lambda: estimators.summary(
+        estimators.published(), "ours", *(n for n in estimators.RIVALS if n != "GridSearch")
+    ),
+    "frontier": frontier.table,
+    "group-dro-networks": group_dro.networks,
+    "group-dro-networks-short": group_dro.networks_short,
+    "group-dro-heads": group_dro.heads,
+    "group-dro-samples": group_dro.samples_table,
+    "group-dro-eigenvalues": group_dro.eigenvalues,
+    "identities": lambda *words: identities.table(identities.published(" ".join(words))),
+    "identities-short": lambda: identities.table(
+        identities.published("end to end"), "AUC", "TPR", "largest excess", "within", "proved"
+    ),
+    "identities-groups": lambda: identities.by_group(identities.published("end to end")),
+    "xrisk": lambda: xrisk.table(xrisk.published()),
+    "xrisk-short": lambda: xrisk.short_table(xrisk.published()),
 }
 
 
@@ -170,11 +184,12 @@ def renewed(text: str) -> str:
 
     def write(match: re.Match[str]) -> str:
         words = match["words"]
-        head, *rows = methods(words) if match["kind"] == "methods" else TABLES[words]()
+        name, *more = words.split()
+        head, *rows = methods(words) if match["kind"] == "methods" else TABLES[name](*more)
         lines = [head, ["---"] * len(head), *rows]
         return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
-    return _MARK.sub(write, text)
+    return MARK.sub(write, text)
 
 
 if __name__ == "__main__":

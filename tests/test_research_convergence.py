@@ -13,12 +13,12 @@ import reference_msvr
 import torch
 
 import fcco
-from research.convergence import study
-from research.convergence.engine import batches
-from research.convergence.entries import ENTRIES, Entry, legal
-from research.convergence.problems import PROBLEMS, Batch, Problem, draw_blocks
-from research.convergence.public import STORM, player
-from research.convergence.tuning import (
+from studies.convergence import study
+from studies.convergence.engine import batches
+from studies.convergence.entries import ENTRIES, Entry, legal
+from studies.convergence.problems import PROBLEMS, Batch, Problem, draw_blocks
+from studies.convergence.public import STORM, player
+from studies.convergence.tuning import (
     Budget,
     accuracies,
     cheapest,

@@ -34,8 +34,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import TrainerState
 
 import fcco
-from benchmarks import small_batches
 from fcco.integrations.sentence_transformers import GlobalContrastiveLoss, number_pairs
+from studies import small_batches
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
 

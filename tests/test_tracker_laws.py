@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fcco
-from research.convergence.laws import expected_tracking_error
+from studies.convergence.laws import expected_tracking_error
 
 
 def steady_error(

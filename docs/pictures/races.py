@@ -13,7 +13,7 @@ from fcco_experiments.report.style import colour
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from research.fairness_frontier import FILES, TITLES, best, error, read
+from studies.frontier import DATA, best, error, published
 
 from . import card
 from .card import BATCH, GRID, IMAGES, INK, MUTED, OURS, PAGE, RESULTS
@@ -185,8 +185,8 @@ def fairness() -> Path:
         figure.text(0.03, 0.968, "AUC against the gap of rates, test data", va="center")
         entries = [(name, colour(name)) for name in FRONT] + [("others", MUTED)]
         legend(figure, entries, 0.935, (0.03, 0.21, 0.37, 0.5, 0.68))
-        for number, path in enumerate(FILES):
-            head, points = read(path)
+        for number, (data, title) in enumerate(DATA.items()):
+            head, points = published(data)
             axes = figure.add_axes((0.11, 0.545 - 0.465 * number, 0.86, 0.33))
             card.quiet(axes, 12.5)
             axes.grid(axis="x", color=GRID, linewidth=0.8)
@@ -209,9 +209,7 @@ def fairness() -> Path:
                 "by chance", (head["test_floor"], 0), (5, 6), xycoords=("data", "axes fraction"),
                 textcoords="offset points", color=MUTED, fontsize=12.5,
             )  # fmt: skip
-            axes.set_title(
-                f"{TITLES[head['data']]}", loc="left", fontsize=14, fontweight="bold", color=INK
-            )
+            axes.set_title(title, loc="left", fontsize=14, fontweight="bold", color=INK)
             axes.margins(0.04)
             axes.set_xlabel("largest gap (← better)", loc="right", fontsize=12.5, color=MUTED)
         alt = (

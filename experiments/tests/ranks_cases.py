@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fcco_experiments import compare, distributed, engine, fleets, strategy, task, workers
+from fcco_experiments import compare, distributed, strategy, task
+from fcco_experiments.run import engine, workers
 from fcco_experiments.store import Event, RunSpec
 from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
 from fcco_experiments.tasks.group_dro.training import GroupDRO
 from fcco_experiments.tasks.x_risk.training import XRisk
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-from toy_task import ToyConfig
 
 import fcco
 
@@ -270,25 +270,6 @@ def endings(out: Path) -> dict[str, Any]:
     return found
 
 
-def fleet(out: Path) -> list[str]:
-    """A sweep as fleets, stopped before its end; what is left to do is for one process."""
-    plan = compare.plan("fleet_toy:TASK", "config", fleet_config())
-    kinds = []
-    for name, step in (("whole", ""), ("stopped", "9")):
-        os.environ["FLEET_STOP"] = step
-        ended = compare.execute(plan, out / "fleet" / name, workers_=1, fleets=fleets.train)
-        kinds.append(" ".join(sorted({outcome.kind for outcome in ended})))
-    return kinds
-
-
-def fleet_config() -> Any:
-    """Two kinds, one run that diverges, and a method that no fleet can hold."""
-    settings = {"penalty": 8, "smoothing": 0.01, "nu": 1.0, "eta": 0.02, "inner_steps": 5}
-    methods = {f"sox@{k}": Method("sox", lr, "sgd") for k, lr in enumerate((0.02, 0.3, 9))}
-    methods |= {"adam": Method("sox", 0.1), "alexr2": Method("alexr2", 0.1, settings=settings)}
-    return ToyConfig(data="toy", epochs=6, seeds=(0, 3, 5), methods=methods)
-
-
 def with_trouble(text: str) -> None:
     os.environ["RANKS_TROUBLE"] = text
 
@@ -319,7 +300,6 @@ def main() -> None:
     with distributed.process_group():
         found: dict[str, Any] = {"refusals": refusals(out)}
         found["endings"] = endings(out)
-        found["fleet"] = fleet(out)
         found["commands"] = [command(out), command(out), command(out, "--epochs", "many")]
         (out / f"{distributed.rank()}.json").write_text(json.dumps(found))
         distributed.any_rank(False)

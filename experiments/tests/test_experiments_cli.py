@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import config, data, engine, environment, report, store, sweep, tasks
+from fcco_experiments import config, data, environment, report, store, sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.cli.display import Display
+from fcco_experiments.run import engine
 from fcco_experiments.store import Event
 from rich.console import Console
 from test_experiments_engine import equal, result, rows, spec, weights

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fcco_experiments import config, engine, store
+from fcco_experiments import config, store
+from fcco_experiments.run import engine
 from fcco_experiments.store import Event, FolderError, RunSpec
 from toy_task import TASK, Shape, ToyProblem
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, engine, fleets, store
+from fcco_experiments import compare, config, store
+from fcco_experiments.run import engine, fleets
 from fcco_experiments.store import FLEET_LINES as LINES
 from fcco_experiments.store import Event, FolderError, Outcome
 from fcco_experiments.task import Method
@@ -39,8 +39,7 @@ def plan(chosen: dict[str, Method], seeds: tuple[int, ...] = (0, 3), **changes: 
 
 
 def execute(wanted: Any, out: str = "o", *, chunk: int | None = None, **options: Any) -> Any:
-    train = functools.partial(fleets.train, chunk=chunk)
-    return compare.execute(wanted, Path(out), fleets=train, **options)
+    return compare.execute(wanted, Path(out), fleets=fleets.Fleets(chunk=chunk), **options)
 
 
 def lines(out: str = "o") -> dict[str, dict[str, Any]]:

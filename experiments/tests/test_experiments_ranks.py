@@ -5,7 +5,6 @@ One start is shared by all tests: `inside` runs the checks of `ranks_cases.py` i
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -18,9 +17,10 @@ from typing import Any
 import pytest
 import ranks_cases
 import torch
-from fcco_experiments import compare, config, distributed, engine, environment, fleets, store
+from fcco_experiments import config, distributed, environment, store
 from fcco_experiments import strategy as strategies
 from fcco_experiments.config import ConfigError
+from fcco_experiments.run import engine
 from fcco_experiments.store import FolderError
 from ranks_cases import spec
 from test_experiments_engine import equal, result, rows, weights
@@ -203,34 +203,6 @@ def test_the_number_of_ranks_may_change_without_shards(inside, alone, tmp_path):
     (tmp_path / "fsdp2/result.json").unlink()
     with pytest.raises(FolderError, match="holds 2 shards but here it needs no"):
         engine.train(spec("fsdp2"), tmp_path / "fsdp2", resume=True)
-
-
-def test_fleets_on_two_processes_equal_those_on_one(inside, tmp_path):
-    """Also when both were stopped and one process goes on."""
-    at, found, _ = inside
-    assert [own["fleet"] for own in found] == [["diverged finished", "stopped"]] * 2
-    plan = compare.plan("fleet_toy:TASK", "config", ranks_cases.fleet_config())
-    run = functools.partial(compare.execute, plan, workers_=1, fleets=fleets.train)
-    run(tmp_path / "one")
-    there = sorted(path.name for path in (at / "fleet/stopped/fleet").glob("checkpoint-?.pt"))
-    assert there == ["checkpoint-0.pt", "checkpoint-1.pt"]
-    shutil.copytree(at / "fleet/stopped", tmp_path / "stopped")
-    run(tmp_path / "stopped", resume=True)
-    assert not list((tmp_path / "stopped/fleet").glob("checkpoint*")), "both are gone on with"
-    expected = timeless(tmp_path / "one")
-    assert len(expected) == 12
-    assert expected == timeless(at / "fleet/whole") == timeless(tmp_path / "stopped")
-    assert len(store.load_comparison(at / "fleet/whole").runs) == 15
-    with pytest.raises(FolderError, match="has runs already"):
-        run(at / "fleet/whole")
-
-
-def timeless(out: Path) -> dict[str, Any]:
-    lines = store.read_fleet_lines(out)
-    for line in lines.values():
-        del line["seconds"]
-        line["final"].pop("seconds", None)
-    return lines
 
 
 # --- a single process ---------------------------------------------------------------------------

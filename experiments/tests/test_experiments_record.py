@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fcco_experiments import compare, engine, store
+from fcco_experiments import compare, store
 from fcco_experiments.config import ConfigError
+from fcco_experiments.run import engine
 from fcco_experiments.store import FolderError, differences
 from test_experiments_engine import spec
 

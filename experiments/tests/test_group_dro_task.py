@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import backbones, compare, data, distributed, store, sweep, tasks, workers
+from fcco_experiments import backbones, compare, data, distributed, store, sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
 from fcco_experiments.data.grouped import Vectors
+from fcco_experiments.run import workers
 from fcco_experiments.tasks.group_dro import GroupDROProblem
 from fcco_experiments.tasks.group_dro.training import GroupDRO
 from group_dro_cases import METHODS, one_thread  # noqa: F401 (used by being here)

@@ -39,7 +39,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return list(map(json.loads, gzip.decompress((folder / results.RUNS).read_bytes()).splitlines()))
+    return list(map(json.loads, gzip.decompress((folder / store.RUNS).read_bytes()).splitlines()))
 
 
 def test_the_table_can_be_checked_with_the_runs(trained, tmp_path):
@@ -74,9 +74,9 @@ def test_the_table_can_be_checked_with_the_runs(trained, tmp_path):
         assert len(whole) == 31 and len(thin) == 20 and {0, 30} <= set(thin)
         assert all(value == float(f"{whole[epoch]:.6g}") for epoch, value in thin.items())
         assert line["result"]["final"]["excess"], "a short list stays"
-    before = (tmp_path / "small" / results.RUNS).read_bytes()
+    before = (tmp_path / "small" / store.RUNS).read_bytes()
     results.publish(trained, tmp_path / "small")
-    assert (tmp_path / "small" / results.RUNS).read_bytes() == before
+    assert (tmp_path / "small" / store.RUNS).read_bytes() == before
 
 
 def test_the_page_is_the_same_from_the_small_files(trained, tmp_path):
@@ -90,7 +90,7 @@ def test_the_page_is_the_same_from_the_small_files(trained, tmp_path):
         assert cells(one, table) == cells(other, table)
     assert 'id="curves"' in other and "runs.jsonl.gz" in other and "PyTorch" in other
     assert {n: (tmp_path / n).read_bytes() for n in files} == files, "they are left as they are"
-    (tmp_path / results.RUNS).unlink()
+    (tmp_path / store.RUNS).unlink()
     alone = compare.conclude(tmp_path)
     page = checked(alone.report.read_text(encoding="utf-8"))
     assert cells(page, "Final figures") == cells(one, "Final figures")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fcco_experiments import sweep
-
-from research import fairness_frontier
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
@@ -102,23 +99,6 @@ def test_figures_in_the_text_on_fairness() -> None:
     )
     assert f"ahead of ALEXR2 by {ahead[0]:.4f} and of SONEX by {ahead[1]:.4f}" in text
     assert f"larger by {more[0]:.3f} and {more[1]:.3f}" in text
-
-
-@pytest.mark.parametrize("data", DATA)
-def test_the_frontier_s_table(data: str) -> None:
-    _, points = fairness_frontier.read(RESULTS / f"fairness-{data}-frontier/frontier.json")
-    every = fairness_frontier.compared(points, fairness_frontier.OURS.split(","))
-    for rival in ("sox", "sonx", "icppac", "sonx-adam"):
-        own = [row for row in every if row["method"] == rival]
-        above = [row["above"] for row in own if "above" in row]
-        pairs = [(row["matched_auc"], row["matched_gap"]) for row in own if "matched" in row]
-        three = (min(above), statistics.median(above), max(above))
-        line = [str(len(own)), ", ".join(f"{value:+.4f}" for value in three)]
-        line += [f"{sum(value > 0 for value in above)}/{len(above)}"]
-        line += [f"{math.fsum(column) / len(pairs):+.4f}" for column in zip(*pairs, strict=True)]
-        line += [f"{sum(auc > 0 for auc, _ in pairs)}/{len(pairs)}"]
-        line += [f"{sum(gap < 0 for _, gap in pairs)}/{len(pairs)}"]
-        assert f"| {DATA[data]} | {rival} | {' | '.join(line)} |" in FAIRNESS
 
 
 def test_figures_in_the_text_on_unseen_images() -> None:

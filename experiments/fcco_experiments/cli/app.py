@@ -123,6 +123,7 @@ def compare(
     resume: o.Resume = False,
     overwrite: o.Overwrite = False,
     workers: o.Workers = None,
+    ray: o.Ray = None,
     tensorboard: o.TensorBoard = False,
     data_folder: o.DataFolder = None,
     wide: o.Wide = False,
@@ -156,6 +157,7 @@ def sweep(
     resume: o.Resume = False,
     overwrite: o.Overwrite = False,
     workers: o.Workers = None,
+    ray: o.Ray = None,
     fleet: o.Fleet = None,
     device: o.Device = None,
     chunk: o.Chunk = None,
@@ -342,6 +344,11 @@ def _train(
             raise ConfigError(f"--data-folder: there is no folder {folder}.")
         os.environ["FCCO_DATA"] = str(folder.resolve())  # for the workers, too
 
+    if given.get("ray") is not None:
+        if given["workers"] is not None:
+            raise ConfigError("--workers are processes of this machine: leave it out, or --ray.")
+        if distributed.is_launched():
+            raise ConfigError("Ray starts its own processes: leave torchrun out, or --ray.")
     quiet = given["quiet"] or not distributed.is_first()
     display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, hidden=hidden)
     try:
@@ -356,6 +363,7 @@ def _train(
                 on_event=display,
                 fetching=None if quiet else fetching(),
                 fleets=fleets,
+                ray=given.get("ray"),
             )
         kinds = [outcome.kind for outcome in outcomes]
         stopped = "Stopped, and saved." if "stopped" in kinds else ""
@@ -397,10 +405,10 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
 def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
     """Write table and report of a sweep; print the rule, the winners and their figures."""
     from .. import stats, store
-    from ..report.sweep import conclude
+    from ..report.conclude import conclude_sweep
     from .display import Printer
 
-    done = _interruptible(out, lambda: conclude(out, sweep))
+    done = _interruptible(out, lambda: conclude_sweep(out, sweep))
     printer = Printer(given)
     settings = {entry["name"]: entry for entry in sweep["settings"]}
     printer.text(f"Chosen by: {sweep['rule']}.")

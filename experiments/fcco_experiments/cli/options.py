@@ -46,8 +46,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         from .. import distributed
+        from ..run.jobs import LoadError
         from ..store import FolderError
-        from ..workers import LoadError
 
         code = 2
         try:
@@ -136,6 +136,10 @@ Fleet = Annotated[
 ]
 Device = Annotated[
     str | None, Option(metavar="auto|cpu|cuda", help="Where to train; auto unless given.")
+]
+Ray = Annotated[
+    str | None,
+    Option("--ray", metavar="ADDRESS|auto", help="Train on the machines of a Ray cluster."),
 ]
 Chunk = Annotated[
     int | None, Option(min=1, metavar="N", help="Runs of a fleet at most; as many as fit.")
@@ -317,6 +321,6 @@ def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
         raise ConfigError(f"--device must be auto, cpu or cuda but is: {device}.")
     if reason is not None:
         return None
-    from ..fleets import train
+    from ..run.fleets import Fleets
 
-    return functools.partial(train, device=device or "auto", chunk=given["chunk"])
+    return Fleets(device or "auto", given["chunk"])

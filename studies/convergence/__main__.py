@@ -1,0 +1,5 @@
+"""The command `python -m studies.convergence`."""
+
+from .study import main
+
+main()
