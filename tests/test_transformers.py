@@ -720,6 +720,17 @@ def test_refuses(tmp_path, options, error, reason):
         robust(tmp_path, **options).train()
 
 
+@pytest.mark.parametrize(
+    ("objective", "reason"), [(dro, "earlier weights"), (limited("alexr2"), "optimizer of its own")]
+)
+def test_refuses_a_second_pass_over_shards(tmp_path, objective, reason):
+    data = examples() if objective is dro else mixed()
+    trainer = robust(tmp_path, objective=objective, train_dataset=data)
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(ValueError, match=reason):
+        trainer.create_optimizer()
+
+
 def test_refuses_data_parallel(tmp_path):
     args = arguments(tmp_path)
     assert args.n_gpu <= 1
