@@ -94,7 +94,7 @@ def step_cost_gpu() -> list[list[str]]:
     return rows
 
 
-SETTINGS = "results/automatic-settings.json"  # of benchmarks.untuned.settings
+SETTINGS = "results/automatic-settings.json"  # of studies.untuned.settings
 
 
 def settings(first: str, names: dict[str, str]) -> list[list[str]]:
