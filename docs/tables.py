@@ -294,7 +294,7 @@ def continual_short() -> list[list[str]]:
 
 def contrastive_steps() -> list[list[str]]:
     """What a contrastive step costs."""
-    cases = json.loads((DOCS / "results/continual-speed/speed.json").read_text())["cases"]
+    cases = publish.table("continual-speed")["cases"]
     names = {"plain CLIP": "clip", "ours, moving average": "ema", "ours, MSVR": "msvr",
              "ours, MSVR, offloaded": "msvr-offload"}  # fmt: skip
     head = ["loss"]
@@ -312,7 +312,7 @@ def contrastive_steps() -> list[list[str]]:
 
 def risk_steps() -> list[list[str]]:
     """Time of a step of a risk relative to that of LibAUC, and memory."""
-    found = json.loads((DOCS / "results/xrisk/speed.json").read_text())
+    found = publish.table("xrisk-speed")
     names = {"AP": "AP, against SOAP", "pAUC": "partial AUC, against SOPA",
              "tpAUC": "two-way, against STACO"}  # fmt: skip
     rows = [["", *(MODELS[key] for key in found["step"]), "loss alone at batch 4,096"]]
@@ -325,25 +325,28 @@ def risk_steps() -> list[list[str]]:
 
 def fleets(device: str) -> list[list[str]]:
     """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
-    found = json.loads((DOCS / f"results/fleet-speed/{device}.json").read_text())["results"]
-    if device == "cpu":
-        times = ["processes", "eager", "traced"]
-        rows = [["method", "runs", "sequential, runs/s", *times, "products"]]
-        for each in (result for result in found if result["device"] == "cpu"):
+    kind = "cpu" if device == "cpu" else "cuda"
+    found = [r for r in publish.table(f"fleet-speed-{device}")["results"] if r["device"] == kind]
+
+    def speed(own: dict[str, Any], name: str) -> str:
+        return f"{own[name]['runs_per_second']:.4g}"
+
+    if kind == "cuda":
+        names = ["sequential", "processes", "traced", "graph"]
+        rows = [["runs", *(f"{n}, runs/s" for n in names), "graph, times sequential", "products"]]
+        for each in (result for result in found if result["method"] == "alexr2"):
             own = each["rows"]
-            shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in times)
-            rows.append([
-                each["method"], f"{each['runs']:,}", f"{own['sequential']['runs_per_second']:.4g}",
-                *shown, f"{own['products']['share_of_best']:.2f}",
-            ])  # fmt: skip
+            times, floor = own["graph"]["over_sequential"], own["products"]["share_of_best"]
+            cells = [*(speed(own, name) for name in names), f"{times:,.0f}", f"{floor:.2f}"]
+            rows.append([f"{each['runs']:,}", *cells])
         return rows
-    own = [each for each in found if each["method"] == "alexr2"]
-    kinds = list(own[0]["runs_per_second"])
-    rows = [["runs", *(f"{kind}, runs/s" for kind in kinds), "graph, times sequential", "products"]]
-    for each in own:
-        speed = (f"{value:.4g}" for value in each["runs_per_second"].values())
-        ratio, floor = each["over_sequential"]["graph"], each["floor"]["products"]
-        rows.append([f"{each['runs']:,}", *speed, f"{ratio:,.0f}", f"{floor:.2f}"])
+    times = ["processes", "eager", "traced"]
+    rows = [["method", "runs", "sequential, runs/s", *times, "products"]]
+    for each in found:
+        own = each["rows"]
+        shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in times)
+        cells = [speed(own, "sequential"), *shown, f"{own['products']['share_of_best']:.2f}"]
+        rows.append([each["method"], f"{each['runs']:,}", *cells])
     return rows
 
 
