@@ -89,9 +89,9 @@ def work(rank: int, size: int, port: int, rounds: int, out: str) -> None:
     rows = []
     for kind, (step, objective) in made.items():
         gathers, sums = Counted(dist.all_gather, 1), Counted(dist.all_reduce, 0)
-        vars(dist).update(all_gather=gathers, all_reduce=sums)
+        dist.__dict__.update(all_gather=gathers, all_reduce=sums)
         step()
-        vars(dist).update(all_gather=gathers.call, all_reduce=sums.call)
+        dist.__dict__.update(all_gather=gathers.call, all_reduce=sums.call)
         state = objective.buffers() if objective is not None else ()
         rows.append(
             {

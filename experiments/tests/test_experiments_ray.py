@@ -134,7 +134,7 @@ def test_a_comparison_loses_a_machine_and_nothing_else(nodes, tmp_path, monkeypa
     wait_for(running, lambda: all(path.exists() for path in begun))
     nodes.kill(nodes.second)
     told = ended(running)
-    assert "its machine was lost" in told, told
+    assert "its process was lost" in told, told
     resumed = 0
     for one in (spec(name, seed) for name in ("sonex", "alexr2") for seed in (0, 1)):
         engine.train(one, Path("here") / one.label)

@@ -57,7 +57,8 @@ def table(runs: Sequence[Run], names: Sequence[str], first: str) -> list[list[st
             text = publish.mean_std([figure(run, column) for run in mine])
             pairs = [(figure(run, column), figure(base[run["seed"]], column))
                      for run in mine if run["seed"] in base]  # fmt: skip
-            decided = paired(*zip(*pairs, strict=True)).decided if pairs else False
+            left, right = ([pair[k] for pair in pairs] for k in (0, 1))
+            decided = bool(pairs) and paired(left, right).decided
             cells.append(f"**{text}**" if decided else text)
         rows.append([name, str(len(mine)), *cells])
     return rows
@@ -101,6 +102,15 @@ def eigenvalues() -> list[list[str]]:
         if all(found):
             rows.append([data, *(f"{values[0]:.2g}" for values in found)])
     return rows
+
+
+def published_figures() -> dict[str, Any]:
+    """Rows of all tables."""
+    rules = ("val_cvar", "train_cvar")
+    return {
+        "networks": {data: networks(data) for data in DATA},
+        "heads": {f"{data}, {rule}": heads(data, rule) for data in DATA for rule in rules},
+    }
 
 
 def is_constant(run: Run) -> bool:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import torch
 
 from ..config import ConfigError
-from ..store import Event, Outcome, RunSpec
+from ..store import Event, Outcome
 from ..task import Problem
 from .engine import Tell
 from .jobs import Job, LoadError, Stop, fetch, load
@@ -35,7 +35,7 @@ _VARIABLES = ("FCCO_DATA", "FCCO_CACHE")
 class _Here:
     """What every process must know of this one."""
 
-    like: RunSpec  # any of the runs: what is loaded is the same for all
+    jobs: tuple[Job, ...]
     folder: str
     words: tuple[str, ...]  # the command line
     variables: Mapping[str, str]
@@ -122,13 +122,11 @@ class Cluster:
         mailbox = ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=own).remote()
         variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         words = tuple(sys.argv)
-        here = ray.put(_Here(jobs[0].specs[0], os.getcwd(), words, variables, mailbox))
-        task = ray.remote(_do).options
+        here = ray.put(_Here(tuple(jobs), os.getcwd(), words, variables, mailbox))
         asked: Any = {"num_cpus": 1, "max_retries": REPEATS, "scheduling_strategy": "SPREAD"}
-        left = {
-            task(num_gpus=min(1, self.gpus(job.device)), **asked).remote(job, number, here): number
-            for number, job in enumerate(jobs)
-        }
+        gpus = {device: min(1, self.gpus(device)) for device in {job.device for job in jobs}}
+        tasks = {d: ray.remote(_do).options(num_gpus=number, **asked) for d, number in gpus.items()}
+        left = {tasks[job.device].remote(k, here): k for k, job in enumerate(jobs)}
         begun: set[int] = set()
         outcomes: list[Outcome] = []
         stopped = False
@@ -137,7 +135,7 @@ class Cluster:
             events, begins = ray.get(mailbox.take.remote())
             for number in begins:
                 if number in begun:
-                    text = "its machine was lost, so it goes on with its checkpoint on another one"
+                    text = "its process was lost; another one goes on from its checkpoint"
                     tell(Event("note", "", text=f"{jobs[number].title}: {text}."))
                 begun.add(number)
             for event in events:
@@ -170,9 +168,9 @@ _loaded: list[Problem] = []
 """Data and model, once for all jobs of this process."""
 
 
-def _do(job: Job, number: int, here: _Here) -> list[Outcome]:
+def _do(number: int, here: _Here) -> list[Outcome]:
     """A task of Ray: one job, in a process on any machine."""
-    link = _Link(here.mailbox)
+    job, link = here.jobs[number], _Link(here.mailbox)
     if link.call("begin", number):
         return [Outcome(spec.label, "stopped") for spec in job.specs]
     sys.argv[:] = here.words
@@ -182,8 +180,9 @@ def _do(job: Job, number: int, here: _Here) -> list[Outcome]:
     torch.set_num_threads(1)  # another number may round differently
     if not _loaded:
         try:
-            problem = fetch(here.like, lambda *download: None)
-            _loaded.append(problem or load(here.like, link.tell))
+            like = job.specs[0]  # what is loaded is the same for all
+            problem = fetch(like, lambda *download: None)
+            _loaded.append(problem or load(like, link.tell))
         except LoadError as error:
             raise LoadError(f"{error} (on {socket.gethostname()})", error.details) from error
     return job.do(_loaded[0], link.tell, link.stop)

@@ -244,7 +244,7 @@ class ContinualTraining(BaseTraining):
         self.learned = problem.learned(seed)
         replays = method.method == "replay"
         self.others = (self.protected, self.label) if replays else self.learned
-        model = strategy.wrap(model, config.strategy, device)
+        model = strategy.wrap(model, device)
         self.encoder = Encoder(problem, model)
         built = BuiltMethod(model, method, config, len(self.target), len(self.others[0]))
         number = len(config.protected)
@@ -370,7 +370,7 @@ class ContinualTraining(BaseTraining):
         if "penalty" in self.method.settings:
             row["penalty"] = float(self.method.settings["penalty"])
         row |= self.speed()
-        if config.certificate and config.train == "projections" and not self.sharded:
+        if config.certificate and config.train == "projections":
             with self.evaluating():
                 row |= self._certificate()
         return row

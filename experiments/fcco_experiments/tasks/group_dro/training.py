@@ -289,7 +289,7 @@ class GroupDROTraining(BaseTraining):
         train = self.train = parts["train"]
         self.copies = 2 if method.independent else 1
         steps, size = -(-len(train) // (config.batch * self.copies)), config.batch * self.copies
-        model = strategy.wrap(model, config.strategy, device)
+        model = strategy.wrap(model, device)
         built = build(model, method, config, torch.bincount(train.group), steps * config.epochs)
         # Where groups overlap, a sample that is drawn for one counts in that one alone.
         drawn = train.memberships()
@@ -319,11 +319,6 @@ class GroupDROTraining(BaseTraining):
             raise ValueError(
                 f"`groups_per_batch` = {config.groups_per_batch} must be a multiple of "
                 f"accumulate times processes, {micro}: micro-batches hold whole groups."
-            )
-        if config.spectrum and self.sharded:
-            raise ValueError(
-                "`spectrum` needs whole weights on every process, but `strategy: fsdp2` shards "
-                "them; use ddp, or leave the spectrum out."
             )
         number = len(self.train.group_names)
         size = 8 * number * sum(w.numel() for w in self.model.parameters() if w.requires_grad)

@@ -332,7 +332,7 @@ class XRiskTraining(BaseTraining):
         self.samples, self.parts, self.values = samples, parts, values
         train = parts["train"]
         steps = -(-len(train) // config.batch)
-        model = strategy.wrap(model, config.strategy, device)
+        model = strategy.wrap(model, device)
         label = values[train.label]
         built = build(model, method, config, label, train.group if config.lists else None)
         # The places of each stream, in the training data.
