@@ -187,4 +187,4 @@ def test_what_ray_cannot_do_is_one_line(nodes, tmp_path, monkeypatch):
     told = ended(command(*words, "--ray", nodes.address, "--workers", "2"), 2)
     assert "Error: --workers are processes of this machine" in told
     told = ended(command(*words, "--ray", "127.0.0.1:1"), 2)
-    assert "Error: --ray 127.0.0.1:1: there is no Ray cluster" in told
+    assert "Error: --ray 127.0.0.1:1: no Ray cluster can be used" in told
