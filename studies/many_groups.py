@@ -1,7 +1,7 @@
 """The program of README.md beside methods that one would write by hand: 200 groups, 8 in a batch.
 
-    python -m studies.many_groups --out docs/results/many-groups/results.json    # one minute
-    python -m studies.many_groups --quick --json                     # two other seeds
+    python -m studies.many_groups --publish          # one minute
+    python -m studies.many_groups --quick --json     # two other seeds
 
 A linear classifier for 200 groups of 100 people. Twenty groups follow another rule than the rest,
 and of half of the groups 15 % of the labels are wrong: their batch means are noisy and often high.
@@ -16,27 +16,25 @@ problem was chosen with seeds 100 to 102.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from sys import stderr
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from fcco_experiments import environment
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 import fcco
+from studies import publish
+from studies.runner import Job, Runner, command, parse
 
 GROUPS, SIZE, RATIO = 200, 100, 0.1
 STEPS, RATE, PER_BATCH, PER_GROUP = 800, 0.03, 8, 4
 STEP_SIZES = (0.001, 0.01, 0.1, 0.3, 1.0, 3.0)  # of group DRO by hand
-OURS, CONSTANT = "fcco", "fcco, constant learning rate"
+OURS, CONSTANT, LEAST = "fcco", "fcco, constant learning rate", "least"
 WEIGHTS = (0.03, 0.1, 0.3, 0.9)  # of a new value in a moving average by hand
 
 
@@ -206,35 +204,63 @@ def excess(name: str, seed: int, least: float) -> float:
         return cvar(group_losses(model(data.x).squeeze(1), data)) - least
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument("--quick", action="store_true", help="seeds 100 and 101 only")
-    parser.add_argument("--out", type=Path, help="write the JSON object to this file")
-    options = parser.parse_args(arguments)
+def run(job: Job) -> dict[str, Any]:
+    """The least CVaR of a seed, or what a method ends with."""
     torch.set_num_threads(1)
-    seeds = range(100, 102) if options.quick else range(10)
-    bounds = []
-    for seed in seeds:
-        bounds.append(optimum(people(seed)))
-        print("seed {}: least CVaR {:.5f}, at least {:.5f}".format(seed, *bounds[-1]), file=stderr)
-    found: dict[str, list[float]] = {}
-    print(f"{'CVaR above the least possible':<32}{'mean':>8}{'std':>8}{'largest':>9}")
-    for name in METHODS:
-        own = [excess(name, s, upper) for s, (upper, _) in zip(seeds, bounds, strict=True)]
-        found[name] = [round(value, 6) for value in own]
-        cells = statistics.fmean(own), statistics.stdev(own), max(own)
-        print(f"{name:<32}" + "{:>8.4f}{:>8.4f}{:>9.4f}".format(*cells), flush=True)
-    machine = environment.describe()
-    result = {key: machine[key] for key in ("revision", "torch")} | {
-        "seeds": list(seeds),
-        "least": [[round(value, 6) for value in pair] for pair in bounds],
-        "excess": found,
+    if job.method == LEAST:
+        return {"least": [round(value, 6) for value in optimum(people(job.seed))]}
+    return {"cvar": excess(job.method, job.seed, 0.0)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(command("many_groups", __doc__), arguments, (2, 10))
+    seeds = range(100, 100 + options.seeds) if options.quick else range(options.seeds)
+    runner = Runner(run, dict, options.workers, options.out)
+    jobs = {name: [Job("README", name, {}, seed) for seed in seeds] for name in (LEAST, *METHODS)}
+    runner([job for own in jobs.values() for job in own], "runs")
+    least = [row["least"] for row in runner.of(jobs.pop(LEAST))]
+    found = {
+        name: [
+            round(row["cvar"] - upper, 6)
+            for row, (upper, _) in zip(runner.of(own), least, strict=True)
+        ]
+        for name, own in jobs.items()
     }
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    rows = [[n, publish.mean_std(own, 4), f"{max(own):.4f}"] for n, own in found.items()]
+    print(publish.plain([["CVaR above the least possible", "mean ± std", "largest"], *rows]))
+    result = {"seeds": list(seeds), "least": least, "excess": found}
+    if options.publish:
+        publish.write(publish.RESULTS / "many-groups", result, commit=options.commit)
     if options.json:
         print(json.dumps(result))
+
+
+SHOWN = {
+    "mean, random batches": "mean loss, random batches",
+    "mean, balanced batches": "mean loss, balanced batches",
+    "worst of each batch": "worst group of each batch",
+    "group DRO, step 0.01": "group DRO by hand, step 0.01",
+    "group DRO": "group DRO by hand, best of 6 steps",
+    "moving average": "moving average by hand, best of 4 weights",
+    "fcco": "fcco, nothing set",
+}
+"""A name or the beginning of several, of which the best counts; and what pages call it."""
+
+
+def published(shown: str) -> list[float]:
+    """The excess of a method by seed."""
+    found: dict[str, list[float]] = publish.table("many-groups")["excess"]
+    own = [shown] if shown in found else [name for name in found if name.startswith(shown)]
+    return min((found[name] for name in own), key=statistics.fmean)
+
+
+def table() -> list[list[str]]:
+    """Of README.md."""
+    rows = [["trained on", "distance"]]
+    for name, label in SHOWN.items():
+        mark = "**" if name == OURS else ""
+        rows.append([f"{mark}{label}{mark}", f"{mark}{publish.mean_std(published(name))}{mark}"])
+    return rows
 
 
 if __name__ == "__main__":

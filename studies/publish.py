@@ -1,10 +1,17 @@
-"""Results as files of docs/results and as tables: what was measured, with what, at which commit."""
+"""Results as files of docs/results and as tables: what was measured, with what, at which commit.
+
+    python -m studies.publish     # figures of all published runs anew
+
+Runs were published before their figures were: the commit of each file of runs is told by git.
+"""
 
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -123,3 +130,22 @@ def ahead_by(one: Sequence[float], other: Sequence[float], digits: int = 3) -> s
     gap = paired(one, other)
     text = f"{gap.mean:+.{digits}f} ± {gap.high - gap.mean:.{digits}f}"
     return f"**{text}**" if gap.decided else text
+
+
+def commit_of(file: Path) -> str:
+    """The commit that last changed a file."""
+    words = ["git", "-C", str(file.parent), "log", "-1", "--format=%h", "--", file.name]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    for name in ("estimators", "identities", "xrisk", "group_dro"):
+        part = "report" if name == "group_dro" else "__main__"
+        study = importlib.import_module(f"studies.{name}.{part}")
+        folder = RESULTS / name.replace("_", "-")
+        files = {file.name: commit_of(file) for file in sorted(folder.glob("*.jsonl.gz"))}
+        write(folder, {"runs": files, "figures": study.published_figures()})
+
+
+if __name__ == "__main__":
+    main()

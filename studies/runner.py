@@ -53,9 +53,17 @@ class Job:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+class Result:
+    """What a run found: a dataclass, made again from its fields."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)  # type: ignore[call-overload]
+
+
 def as_dict(trace: Any) -> dict[str, Any]:
-    """The fields of a result for JSON, rounded where its class says how."""
-    return trace.as_dict() if hasattr(trace, "as_dict") else asdict(trace)
+    """The fields of a result, which may be a dictionary itself."""
+    return trace if isinstance(trace, dict) else trace.as_dict()
 
 
 @dataclass

@@ -37,23 +37,23 @@ import hashlib
 import json
 import random
 import re
-import statistics
 import sysconfig
 import tempfile
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from fcco_experiments.stats import spread
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from benchmarks.timing import interleave
-from studies.runner import Runner
+from studies.runner import Result, Runner, tuned
 
 LENGTHS = (48, 96)  # tokens of a docstring and of a source
 SHARES = {"test": 0.1, "validation": 0.07}
@@ -372,7 +372,7 @@ def adam(model: nn.Module, rate: float, device: str) -> torch.optim.Optimizer:
 
 
 @dataclass(frozen=True)
-class Recall:
+class Recall(Result):
     """Recall@1 after training, in percent.
 
     Attributes:
@@ -382,10 +382,6 @@ class Recall:
 
     validation: float
     test: float
-
-    def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return asdict(self)
 
 
 def train(job: Job) -> Recall:
@@ -449,30 +445,25 @@ def seconds(job: Job, rounds: int, steps: int) -> dict[str, float]:
 
 
 def compare(
-    run: Callable[[Sequence[Job]], list[Recall]],
-    jobs: Callable[[Method, float, int], Job],
-    chosen: Sequence[Method],
-    seeds: int,
+    runner: Runner, jobs: Callable[[Method, float, int], Any], chosen: Sequence[Method], seeds: int
 ) -> dict[str, dict[str, Any]]:
     """Choose the learning rate of every method on validation pairs, then try it on fresh seeds."""
-    trials = [(method, rate) for method in chosen for rate in method.rates]
-    tried = dict(zip(trials, run([jobs(*trial, 0) for trial in trials]), strict=True))
-    best = {
-        method: max(method.rates, key=lambda rate: tried[method, rate].validation)
-        for method in chosen
-    }
-    final = [jobs(method, best[method], seed) for method in chosen for seed in range(1, seeds + 1)]
-    results = run(final)
+    tried: dict[Method, list[float]] = {}
+
+    def choose(runs: dict[Method, list[list[Recall]]]) -> dict[Method, int]:
+        tried.update({name: [own[0].validation for own in some] for name, some in runs.items()})
+        return {name: values.index(max(values)) for name, values in tried.items()}
+
+    grids = {method: method.rates for method in chosen}
+    found = tuned(runner, grids, jobs, (0,), range(1, seeds + 1), choose)
     table = {}
-    for number, method in enumerate(chosen):
-        values = [each.test for each in results[number * seeds : (number + 1) * seeds]]
+    for method, (rate, runs) in found.items():
+        mean, std = (round(value, 3) for value in spread(each.test for each in runs))
+        values = zip(method.rates, tried[method], strict=True)
         table[method.name] = {
-            "recall@1": {
-                "mean": round(statistics.mean(values), 3),
-                "std": round(statistics.stdev(values), 3) if seeds > 1 else None,
-            },
-            "learning rate": best[method],
-            "validation": {f"{r:g}": round(tried[method, r].validation, 2) for r in method.rates},
+            "recall@1": {"mean": mean, "std": std if seeds > 1 else None},
+            "learning rate": rate,
+            "validation": {f"{rate:g}": round(value, 2) for rate, value in values},
         }
     return table
 
@@ -539,11 +530,8 @@ def benchmark(file: str, options: argparse.Namespace) -> None:
     rounds, steps = (5, 4) if quick else (20, 20)
     times = seconds(jobs(chosen[2], 0.0, 0), rounds, steps)
     # The runs of small batches, which take longest, come first.
-    # It asks of a job for nothing but its key.
-    train_any: Any = train
-    runner: Any = Runner(train_any, Recall, options.workers, options.out)
-    seeds = options.seeds or (2 if quick else 3)
-    table = compare(partial(runner, title="runs"), jobs, chosen, seeds)
+    runner = Runner(train, Recall, options.workers, options.out)
+    table = compare(runner, jobs, chosen, options.seeds or (2 if quick else 3))
     for method in chosen:
         row = table[method.name]
         # That of the ablation was not measured: it is the one with memory, or less.

@@ -98,8 +98,8 @@ def test_result_goes_along_shifted_limits():
     assert result.at(0.012) == pytest.approx([1.5, 1.5])  # half way to the looser limit
     assert result.at(0.008) == pytest.approx([2.5, 2.25])
     summary = result.summary(target=2.5)
-    assert summary["violation"] == pytest.approx([0.012, 0.008])
-    assert summary["at_0.005"] == []
+    assert summary["violation"] == pytest.approx([0.01, 0.002])
+    assert summary["at_0.005"] is None
     (_, row) = report.table({"SONEX": summary})
     assert row[:5] == ["SONEX", "2.0000 ± 0.0000", "+0.0100 ± 0.0020", "2.0000 ± 0.0000", "-"]
 
@@ -134,7 +134,10 @@ def test_each_side_runs_and_counts_its_gradients(name, fair):
 
 def test_ours_less_each_peer_by_seeds_in_pairs():
     at = {"SONEX": [0.3, 0.4], "SONX": [0.5, 0.5], "Cooper x": [0.4, 0.6], "HCT y": []}
-    found = report.against({name: {"at_0.01": values} for name, values in at.items()})
+    found = report.against({
+        name: {"seeds": values, "at_0.01": report.mean_and_error(values)}
+        for name, values in at.items()
+    })  # fmt: skip
     assert list(found) == ["Cooper x"]  # HCT never gets there
     mean, low, high = found["Cooper x"]
     assert mean == pytest.approx(-0.15) and high - low == pytest.approx(2 * 12.7062 * 0.05, 1e-4)

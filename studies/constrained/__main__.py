@@ -84,8 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "bias" not in options.skip and "compas" in names:
         sizes, steps = (bias.SIZES[:2], 40) if options.quick else (bias.SIZES, 600)
         found["bias"] = bias.measure(make("compas"), sizes, steps)  # type: ignore[arg-type]
-    if options.publish:
-        publish.write(publish.RESULTS / "constrained", found, commit=options.commit)
+    for name, folder in {"problems": "constrained", "bias": "constrained-bias"}.items():
+        if options.publish and name in found:
+            part = {name: found[name], "left_out": options.left_out}
+            publish.write(publish.RESULTS / folder, part, commit=options.commit)
     if options.json:
         print(json.dumps(publish.finite(found)))
 

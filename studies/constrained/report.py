@@ -66,15 +66,16 @@ class Result:
         base = self.runs[0.0]
         found: dict[str, Any] = {
             "setting": dict(self.setting),
-            "objective": [t.tail_objective for t in base],
-            "violation": [t.tail_violation for t in base],
+            "objective": mean_and_error([t.tail_objective for t in base]),
+            "violation": mean_and_error([t.tail_violation for t in base]),
             "settled": middle([t.settled() for t in base]),
             "reached": middle([t.reached(target) for t in base]),
             "seconds": statistics.fmean(t.seconds for t in base),
             "extra_forwards": base[0].extra_forwards,
             "tuning": [[t.tail_violation, t.tail_objective] for t in self.tuning],
         }
-        return found | {f"at_{level}": self.at(level) for level in LEVELS}
+        found |= {f"at_{level}": mean_and_error(self.at(level)) for level in LEVELS}
+        return found | {"seeds": self.at(LIMIT)}
 
 
 def choose(traces: Sequence[Any], limit: float = LIMIT) -> int:
@@ -107,14 +108,21 @@ def middle(values: Sequence[int | None]) -> float | None:
     return None if math.isinf(value) else value
 
 
-def mean(values: Sequence[float]) -> float:
-    """Infinite where there is none, so that it is the last."""
-    return spread(values)[0] if values else math.inf
+def mean_and_error(values: Sequence[float]) -> list[float] | None:
+    """Mean and standard error over seeds; None where there is none."""
+    found, deviation = spread(values)
+    return [found, deviation / len(values) ** 0.5] if values else None
+
+
+def rank(row: Mapping[str, Any]) -> float:
+    """The objective at the limit; who does not get there is the last."""
+    return row[AT][0] if row[AT] else math.inf
 
 
 def figures(results: Sequence[Result]) -> dict[str, Any]:
     """Figures of every method; reached is an objective 2 % above the best at the limit."""
-    target = 1.02 * min(mean(result.at(LIMIT)) for result in results)
+    ends = (mean_and_error(result.at(LIMIT)) for result in results)
+    target = 1.02 * min((end[0] for end in ends if end), default=math.inf)
     return {result.method: result.summary(target) for result in results}
 
 
@@ -123,14 +131,23 @@ def against(methods: Mapping[str, Any]) -> dict[str, list[float]]:
 
     With the same seed both start from the same weights and see the same batches.
     """
-    ours = [name for name in methods if not is_peer(name)]
-    best = methods[min(ours, key=lambda name: mean(methods[name][AT]))][AT] if ours else []
+    ours = [row for name, row in methods.items() if not is_peer(name)]
+    best = min(ours, key=rank)["seeds"] if ours else []
     gaps = {
-        name: paired(best, row[AT])
+        name: paired(best, row["seeds"])
         for name, row in methods.items()
-        if is_peer(name) and row[AT] and best
+        if is_peer(name) and row["seeds"] and best
     }
     return {name: [gap.mean, gap.low, gap.high] for name, gap in gaps.items()}
+
+
+def families(methods: Mapping[str, Any]) -> list[str]:
+    """The best of our methods, of Cooper and of HCT at the limit."""
+    sides = [[row for name, row in methods.items() if side(name)] for side in (
+        lambda name: not is_peer(name), lambda name: name.startswith("Cooper"),
+        lambda name: name.startswith("HCT"),
+    )]  # fmt: skip
+    return [_pair(min(rows, key=rank)[AT]) for rows in sides]
 
 
 def is_peer(method: str) -> bool:
@@ -156,12 +173,11 @@ def table(methods: Mapping[str, Any]) -> list[list[str]]:
             f"{row['seconds']:.1f}",
             f"{row['extra_forwards']:g}",
         ]
-        for name, row in sorted(methods.items(), key=lambda item: mean(item[1][AT]))
+        for name, row in sorted(methods.items(), key=lambda item: rank(item[1]))
     ]
     return [HEAD, *rows]
 
 
-def _pair(values: Sequence[float], sign: str = "") -> str:
+def _pair(figure: Sequence[float] | None, sign: str = "") -> str:
     """Mean and standard error."""
-    found, deviation = spread(values)
-    return f"{found:{sign}.4f} ± {deviation / len(values) ** 0.5:.4f}" if values else "-"
+    return "-" if figure is None else f"{figure[0]:{sign}.4f} ± {figure[1]:.4f}"

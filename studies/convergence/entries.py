@@ -45,8 +45,6 @@ class Entry:
         all_blocks: it cannot sample blocks.
         samples: samples per step by setting, where they are not `batches` x B1 x B2.
         starts: it starts a table of values from B2 samples of every block.
-        evaluations: values and gradients of inner functions per sampled block and step.
-        also: names under which it is known on constrained problems.
     """
 
     name: str
@@ -60,13 +58,6 @@ class Entry:
     all_blocks: bool = False
     samples: Callable[[Problem, Values], Tensor] | None = None
     starts: bool = True
-    evaluations: tuple[int, int] = (2, 1)
-    also: str = ""
-
-    def label(self, problem: Problem) -> str:
-        """Its name on a problem."""
-        known = self.also and problem.kind == "constrained"
-        return f"{self.also} ({self.name})" if known else self.name
 
     def number(self, problem: Problem) -> int:
         """Blocks per step."""
@@ -194,16 +185,16 @@ def _online(geometry: Literal["kl", "euclidean"]) -> Build:
 
 _TRACKS = ("lr", "gamma", "correction")
 _WIDTH, _GAIN = (*_TRACKS, "beta", "width"), (*_TRACKS, "beta", "gain")
-_ONLINE: Any = {"kinds": ("cvar",), "starts": False, "evaluations": (1, 1)}
+_ONLINE: Any = {"kinds": ("cvar",), "starts": False}
 _SQUARED: Any = {"kinds": ("constrained",), "squared": True}
 _ALL: Any = {"kinds": ("constrained",), "starts": False, "all_blocks": True}
 _SMOOTH: Any = {"needs": ("smooth_inner",)}
-_LINEAR: Any = {"scale": 10.0, "evaluations": (1, 1)}
+_LINEAR: Any = {"scale": 10.0}
 
 _LIST = (
     Entry("SONEX", single("average", smoothed=True), _WIDTH, **_SMOOTH),
-    Entry("SONEX+STORM", single("storm", smoothed=True), _WIDTH, evaluations=(2, 2), **_SMOOTH),
-    Entry("SONX", single("none"), _TRACKS, also="Yang 2025"),
+    Entry("SONEX+STORM", single("storm", smoothed=True), _WIDTH, **_SMOOTH),
+    Entry("SONX", single("none"), _TRACKS),
     Entry("SONX+momentum", single("average"), (*_TRACKS, "beta")),
     Entry(
         "ALEXR2",
@@ -218,12 +209,10 @@ _LIST = (
         "SOX",
         single("average", squared=True, correct=False),
         ("lr", "gamma", "beta", "gain"),
-        evaluations=(1, 1),
-        also="Li 2024",
         **_SQUARED,
     ),
     Entry("MSVR-v1", single("average", squared=True), _GAIN, **_SQUARED),
-    Entry("MSVR-v2", single("storm", squared=True), _GAIN, evaluations=(2, 2), **_SQUARED),
+    Entry("MSVR-v2", single("storm", squared=True), _GAIN, **_SQUARED),
     Entry(
         "SSG",
         Switching,
@@ -249,7 +238,6 @@ _LIST = (
         scale=10.0,
         batches=2,
         samples=_every(2),
-        evaluations=(1, 2),
         **_ALL,
     ),
 )

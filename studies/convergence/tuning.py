@@ -206,9 +206,9 @@ def tune(entry: Entry, problem: Problem, budget: Budget, seed: int = 0) -> Pool:
     return _joined(wide, _run(entry, problem, near, budget, seed))
 
 
-def cheapest(pool: Pool, output: str, level: float, first: int | None = None) -> int | None:
-    """The setting that was cheapest for an accuracy on the tuning seeds, among the first few."""
-    samples = pool.samples(output, slice(pool.budget.tuning), MARGIN * level)[:first]
+def cheapest(pool: Pool, output: str, level: float) -> int | None:
+    """The setting that was cheapest for an accuracy on the tuning seeds."""
+    samples = pool.samples(output, slice(pool.budget.tuning), MARGIN * level)
     best = int(samples.argmin())
     return best if np.isfinite(samples[best]) else None
 

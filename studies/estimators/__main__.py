@@ -190,6 +190,10 @@ def collect(found: Found) -> dict[str, Any]:
     return told
 
 
+def published_figures() -> dict[str, Any]:
+    return collect(published())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("estimators", __doc__)
     add = parser.add_argument

@@ -77,11 +77,11 @@ def published(problem: str) -> Found:
 def choose(tried: Mapping[str, list[list[Figures]]]) -> dict[str, int]:
     """The place of the chosen setting of each method, from validation data."""
 
-    def means(runs: list[Figures]) -> tuple[float, float]:
+    def aims(runs: list[Figures]) -> tuple[float, float]:
         excess = statistics.fmean(max(each.doubtful_excess("val")) for each in runs)
         return statistics.fmean(each.auc["val"] for each in runs), excess
 
-    found = {name: [means(runs) for runs in own] for name, own in tried.items()}
+    found = {name: [aims(runs) for runs in own] for name, own in tried.items()}
     most = max(auc for auc, _ in found["erm"])
     places = {
         name: [max(excess / LIMIT, (most - auc) / LOSS) for auc, excess in own]
@@ -162,6 +162,21 @@ def by_group(found: Found) -> list[list[str]]:
     return rows
 
 
+def means(found: Found) -> dict[str, Any]:
+    """Mean and standard deviation of each figure, for JSON."""
+    return {
+        name: {
+            key: dict(zip(("mean", "std"), (round(x, 5) for x in spread(values)), strict=True))
+            for key, values in row.items()
+        }
+        for name, row in collect(found).items()
+    }
+
+
+def published_figures() -> dict[str, Any]:
+    return {problem: means(published(problem)) for problem in PLANS}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("identities", __doc__)
     add = parser.add_argument
@@ -206,13 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{publish.plain(table(found))}\n\n{publish.plain(by_group(found))}\n")
     for name, (setting, _) in found.items():
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))
-    told: dict[str, Any] = {
-        name: {
-            key: dict(zip(("mean", "std"), (round(x, 5) for x in spread(values)), strict=True))
-            for key, values in row.items()
-        }
-        for name, row in collect(found).items()
-    }
+    told = means(found)
     if options.publish:
         publish.write(
             publish.RESULTS / "identities", {problem: told}, runner.entries(),

@@ -150,6 +150,10 @@ def collect(found: Found) -> dict[str, Any]:
     return told
 
 
+def published_figures() -> dict[str, Any]:
+    return collect(published())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("xrisk", __doc__)
     add = parser.add_argument

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fcco_experiments.tasks.x_risk import data
-from fcco_experiments.tasks.x_risk.metrics import list_figures, two_way_partial_auc
+from fcco_experiments.tasks.x_risk.training import list_figures, two_way_partial_auc
 from numpy.typing import NDArray
 from torch import Tensor
 

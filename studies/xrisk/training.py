@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco.groups import PositiveBatchSampler
-from studies.runner import Job
+from studies.runner import Job, Result
 
 from . import methods
 from .problems import METRICS, Part, Problem, load, metrics_of
@@ -32,7 +32,7 @@ Look = Callable[[Callable[[Tensor], Tensor], int], None]
 
 
 @dataclass(frozen=True)
-class Figures:
+class Figures(Result):
     """By metric: the best value on validation data, that checkpoint's on test data, its step."""
 
     val: dict[str, float]

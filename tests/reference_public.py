@@ -1,11 +1,9 @@
-"""The same runs through the library's public objectives, one setting and one seed at a time.
-
-They tell what a step costs a user, and a test holds the batched programs against them.
+"""Runs of `studies.convergence` by the library's public objectives, one setting and one seed at a
+time: what its batched programs are held against.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -13,10 +11,8 @@ from torch import Tensor, nn
 
 import fcco
 from fcco.rules import cvar
-
-from .engine import batches
-from .entries import Entry
-from .problems import Batch, Problem
+from studies.convergence.entries import Entry
+from studies.convergence.problems import Batch, Problem
 
 Setting = dict[str, float]
 
@@ -250,18 +246,3 @@ _MAKERS: dict[str, Any] = {
     "OSS": _lagrangian,
     "ICPPAC": _lagrangian,
 }
-
-
-def seconds_per_step(entry: Entry, problem: Problem, setting: Setting, steps: int) -> float | None:
-    """What one step of the public objective takes; None where the library has no such objective."""
-    if entry.name in STORM:
-        return None
-    run = player(entry, problem, setting)
-    stream = batches(problem, 1, steps + 10, entry.number(problem), entry.batches > 1, seed=1)
-    run.warm_up(next(stream)[0])
-    begin = 0.0
-    for count, (batch, other) in enumerate(stream):
-        if count == 10:
-            begin = time.perf_counter()
-        run.step(batch, other)
-    return (time.perf_counter() - begin) / steps

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import reference_msvr
 import torch
+from reference_public import STORM, player
 
 import fcco
-from studies.convergence import study
+from studies.convergence import __main__ as command
+from studies.convergence import results
 from studies.convergence.engine import batches
 from studies.convergence.entries import ENTRIES, Entry, legal
 from studies.convergence.problems import PROBLEMS, Batch, Problem, draw_blocks
-from studies.convergence.public import STORM, player
 from studies.convergence.tuning import (
     Budget,
     accuracies,
@@ -193,15 +192,25 @@ def test_settings_are_chosen_on_the_tuning_seeds() -> None:
     assert cheapest(pool, "last", 1e-9) is None
 
 
-def test_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--quick --json --workers 1 --problems S1 --methods SONX SONEX --settings 4"
-    more = ["--no-scaling", "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["convergence", *words.split(), *more])
-    study.main()
-    results = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert set(results["problems"]["S1"]["methods"]) == {"SONX", "SONEX"}
-    assert (tmp_path / "convergence-S1.png").stat().st_size > 1000
-    assert "| accuracy | SONEX | SONX |" in (tmp_path / "convergence.md").read_text()
-    assert json.loads((tmp_path / "convergence.json").read_text()) == results
+    threads = torch.get_num_threads()
+    command.main([*words.split(), "--no-scaling"])
+    torch.set_num_threads(threads)
+    told = capsys.readouterr().out
+    found = json.loads(told.splitlines()[-1])
+    assert list(found["problems"]["S1"]["methods"]) == ["SONEX", "SONX"]
+    rows = results.relative(found)
+    assert [row[0] for row in rows] == ["method", "SONEX", "SONX"] and rows[1][1].startswith("1.00")
+    assert "SONX" in told
+
+
+def test_comparison_by_hand() -> None:
+    over = {"samples": [100.0, 400.0, None], "steps": [50, 200, None], "bootstrap": [[], [], []]}
+    under = {"samples": [200.0, 100.0, 50.0], "steps": [100, 50, 25], "bootstrap": [[], [], []]}
+    found = results.compare(over, under)
+    assert found["ratios"] == [0.5, 4.0] and found["geometric_mean"] == pytest.approx(2**0.5)
+    assert found["worse_by_two_se"] == 1  # half the samples is more than a checkpoint
+    assert results.fit([0.1, 0.05], [1, 2, 4], [[400, 40], [200, 20], [100, 10]]) == {
+        "accuracies": [0.1], "exponent": -1.0, "spread": 0.0,
+    }  # fmt: skip
