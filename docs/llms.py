@@ -1,6 +1,6 @@
 """Write llms.txt, an overview for language models: public objects, and the pages of the menu.
 
-    python docs/llms.py
+    python -m docs.llms
 
 The site has it at its root, the wheel beside the modules.
 """

@@ -163,7 +163,7 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
         new = [sign[i] * (fresh[i] - old[i]) / sigma2[i] ** 0.5 for i in seen]
         joint += max(0.02, 1 / (t + 1)) * (sum(new) ** 2 - joint)
         separate += max(0.02, 1 / (t + 1)) * (sum(e**2 for e in new) - separate)
-        slack = max(pressure / 5 - 1, 0) * max(omega - 0.5, 0)
+        slack = min(max(pressure / 5 - 1, 0) * max(omega - 0.5, 0), omega)
         tight, noisy = {}, {}
         for i in index:
             drifted = b[i] + 1 - pooled_k / M
@@ -173,7 +173,7 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
             tight[i] = min(reach * room * error, (high[i] - low[i]) / 2)
             sd = sigma2[i] ** 0.5
             margin[i] = tight[i] - slack * min(max(typical, sd / 4), 4 * sd)
-        if t + 1 >= 10 and pooled_n > 0:
+        if pooled_n >= 9:
             near, far = low + margin, high - margin
             beyond = {i: max(u[i] - high[i], low[i] - u[i]) + tight[i] for i in index}
             size = {i: max(beyond[i], 0) / sigma2[i] ** 0.5 for i in index}

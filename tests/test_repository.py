@@ -157,7 +157,7 @@ def test_the_wheel_holds_the_library_and_the_files_for_assistants(tmp_path: Path
 def test_the_source_distribution_holds_what_its_tests_read(tmp_path: Path):
     with tarfile.open(build(ROOT, "sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for folder in (
+    folders = (
         "src",
         "tests",
         "experiments",
@@ -166,16 +166,19 @@ def test_the_source_distribution_holds_what_its_tests_read(tmp_path: Path):
         "docs",
         "examples",
         ".github",
-    ):
+    )
+    for folder in folders:
         files = [p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md", ".yml"}]
         assert files and {str(p.relative_to(ROOT)) for p in files} <= names, folder
     assert {"conftest.py", "Makefile", "requirements.txt", "constraints.txt"} <= names
 
 
-def test_the_wheel_of_the_experiments_holds_configs_and_templates(tmp_path: Path):
-    package = ROOT / "experiments/fcco_experiments"
+def test_the_wheel_of_the_experiments_holds_configs_templates_and_the_licence(tmp_path: Path):
+    package, licence = ROOT / "experiments/fcco_experiments", (ROOT / "LICENSE").read_bytes()
     with zipfile.ZipFile(build(ROOT / "experiments", "wheel", tmp_path)) as wheel:
         names = set(wheel.namelist())
+        (found,) = [name for name in names if name.endswith("/licenses/LICENSE")]
+        assert wheel.read(found) == licence
     wanted = [p for p in package.rglob("*") if p.suffix in {".py", ".yaml", ".j2", ".css"}]
     assert {p.suffix for p in wanted} >= {".py", ".yaml", ".j2", ".css"}
     assert {str(p.relative_to(package.parent)) for p in wanted} <= names
@@ -194,6 +197,6 @@ def test_the_skill_is_short_and_says_when_it_applies():
 
 
 def test_the_overview_is_up_to_date():
-    """Else: `python docs/llms.py`."""
+    """Else: `python -m docs.llms`."""
     assert (ROOT / "docs/llms.txt").read_text() == llms.overview()
     assert llms.overview().count("\n- [") > 50

@@ -173,7 +173,7 @@ class Event:
     run: str  # its label, `name/seed-k`
     epoch: float = 0.0
     epochs: int = 0  # how far it goes
-    figures: dict[str, float] = field(default_factory=dict)  # headline, of the last evaluation
+    figures: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     text: str = ""  # why it diverged or failed
     details: str = ""  # file with the traceback of a failure
     count: int = 1  # a fleet speaks for all of its runs

@@ -12,25 +12,10 @@ import pytest
 
 ROOT = Path(fcco_experiments.__file__).parent
 LAYERS = [
-    "prose",
-    "config",
-    "task",
-    "data",
-    "store",
-    "distributed",
-    "environment",
-    "strategy",
-    "backbones",
-    "stats",
-    "tasks",
-    "results",
-    "run",
-    "sweep",
-    "report",
-    "compare",
-    "cli",
+    "prose", "config", "distributed", "strategy", "task", "data", "store", "environment",
+    "backbones", "stats", "tasks", "results", "run", "sweep", "report", "compare", "cli",
     "__main__",
-]
+]  # fmt: skip
 
 
 def name_of(file: Path) -> str:

@@ -27,7 +27,7 @@ from .. import distributed, environment, store, tasks
 from ..config import ConfigError, from_plain
 from ..store import FLEET_FOLDER, FLEET_LINES, Event, FolderError, Kind, Outcome, RunSpec
 from ..task import FleetTraining, Method, Problem, Row
-from . import engine
+from . import checkpoint, engine
 from .engine import Tell
 from .jobs import Job, Stop, keep_traceback
 
@@ -282,7 +282,7 @@ class _FleetRun:
             "training": tree_map_only(Tensor, Tensor.cpu, self.training.state_dict()),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        engine.write_checkpoint(self.path, content)
+        checkpoint.write(self.path, content)
         self.saved_at = time.perf_counter()
         self.save_took = self.saved_at - start
 
@@ -328,7 +328,7 @@ class Fleet(Job):
             return store.differences(saved, spec, like.config.incidental)
 
         warn = lambda text: tell(Event("note", "", text=text))  # noqa: E731
-        return engine.read_checkpoint(self.path, differences, self.data, warn)
+        return checkpoint.read(self.path, differences, self.data, warn)
 
     def under_way(self, like: RunSpec, done: Collection[str], tell: Tell) -> list[RunSpec]:
         """The runs of its checkpoint, none where all of them have ended."""
@@ -336,7 +336,7 @@ class Fleet(Job):
         if saved is None:
             return []
         if all(store.label(line) in done for line in saved["runs"]):
-            engine.remove_checkpoint(self.path)  # the process died between two files
+            checkpoint.remove(self.path)  # the process died between two files
             return []
         return [
             RunSpec(
@@ -428,7 +428,7 @@ class _Fleets:
                 return True
         gc.collect()
         torch.cuda.empty_cache()
-        engine.remove_checkpoint(self.job.path)
+        checkpoint.remove(self.job.path)
         text = f"{title}: they do not fit into the memory of {self.device}; trying half of them."
         self.tell(Event("note", title, text=text))
         return False
@@ -436,7 +436,7 @@ class _Fleets:
     def _end(self, fleet: _FleetRun, title: str) -> None:
         results, epochs = fleet.results(), fleet.config.epochs
         store.write_rows(self.lines, (store.read_results(self.lines) | results).values())
-        engine.remove_checkpoint(fleet.path)
+        checkpoint.remove(fleet.path)
         self.outcomes += [engine.outcome_of(name, result) for name, result in results.items()]
         reasons = [result["diverged"] for result in results.values() if result["diverged"]]
         text = f"{len(reasons):,} of them diverged, the first {reasons[0]}" if reasons else ""

@@ -141,6 +141,7 @@ class Scales(NamedTuple):
         """
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         beyond = on.larger(self.pressure / FORCED - 1, 0.0) * on.larger(self.omega - CHANCE, 0.0)
+        beyond = on.smaller(beyond, self.omega)
         return beyond * (0 * noise + self.typical).clip(noise / ALIKE, noise * ALIKE)
 
 
@@ -267,8 +268,8 @@ def step(
     slack = scales.slack(noise * moves)
     margin, excess, inside = margin - slack, excess - slack, inside - slack
     if isinstance(steps, Tensor) or steps >= WARM_UP:
-        # Some constraint came twice. Nothing acts before the first violation that counts.
-        measured = (pooled.steps > 0) & (steps >= WARM_UP)
+        # Noise from as many steps. Nothing acts before the first violation that counts.
+        measured = pooled.steps >= WARM_UP - 1
         violation = outside * measured / noise
         violation = violation if targets.sides is None else abs(violation)
         violation = violation if came is None else violation * came

@@ -91,31 +91,29 @@ _LISTS = ("constraints", "val_constraints", "test_constraints", "multipliers", "
 class FairnessProblem(Problem):
     """A data set in cells."""
 
-    def __init__(self, config: Fairness, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        config: Fairness,
+        progress: Progress | None = None,
+        loaded: data.GroupedData | None = None,
+    ) -> None:
         self.config = config
-        loaded = self._load(0, progress)
-        self._fingerprint, self._parts = loaded.fingerprint, {0: self._cells(loaded)}
+        self.data = loaded or data.load_two_groups(
+            config.data, columns=config.columns, validation=config.validation, progress=progress
+        )
+        self._parts: dict[int, dict[str, Cells]] = {}
+        self._fingerprint = data.arrays(self.data, 0).fingerprint
         self._methods: dict[str, tuple[BuiltMethod, Hashable | None]] = {}
         self._model = Scorer(config, 0, self.parts(0)["train"])
-
-    def _load(self, seed: int, progress: Progress | None = None) -> data.FairnessData:
-        """The data; the seed splits off the validation part (and makes generated data)."""
-        config = self.config
-        return data.load(
-            config.data, columns=config.columns, validation=config.validation, seed=seed,
-            progress=progress,
-        )  # fmt: skip
-
-    def _cells(self, loaded: data.FairnessData) -> dict[str, Cells]:
-        return {
-            name: Cells.of(f"{self.config.data}: {name}", part.features, part.label, part.group)
-            for name, part in loaded.parts().items()
-        }
 
     def parts(self, seed: int) -> dict[str, Cells]:
         """Training, validation (where there is a share for it) and test data of a seed."""
         if seed not in self._parts:
-            self._parts[seed] = self._cells(self._load(seed))
+            found = data.arrays(self.data, seed).parts()
+            self._parts[seed] = {
+                name: Cells.of(f"{self.config.data}: {name}", own.features, own.label, own.group)
+                for name, own in found.items()
+            }
         return self._parts[seed]
 
     def start(self, method: Method, seed: int) -> FairnessTraining:
