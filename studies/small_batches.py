@@ -23,8 +23,8 @@ them (bf16, temperature 0.05):
 
 All see the same number of pairs, as often. Each has four learning rates, chosen by recall@1 on the
 validation pairs with one seed; then come fresh seeds with the chosen one. Reported is recall@1 on
-the test pairs, docstring to source among all of them. `--quick` has few pairs, a tiny transformer with random weights and tokens that are
-hashes of words: it shows that all runs, not what is better.
+the test pairs, docstring to source among all of them. `--quick` has few pairs, a tiny transformer
+with random weights and tokens that are hashes of words: it shows that all runs, not what is better.
 """
 
 from __future__ import annotations
