@@ -52,6 +52,8 @@ def test_finished_jobs_are_not_run_again(tmp_path: Path) -> None:
     assert published([job(2)], "runs") == [Square(4)]
     with pytest.raises(LookupError, match="runs: 1 runs are missing"):
         published([job(5)], "runs")
+    Runner(square, Square, cache=packed, show=None)([job(5)], "runs")
+    assert Runner(square, Square, 0, packed)([job(5), job(2)], "runs") == [Square(25), Square(4)]
 
 
 def test_other_processes_give_the_same(tmp_path: Path) -> None:
