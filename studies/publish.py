@@ -60,7 +60,11 @@ def refuse_dirty(facts: Mapping[str, Any]) -> None:
 
 
 def write(
-    folder: Path, figures: Mapping[str, Any], runs: Mapping[str, Any] | None = None, **about_: Any
+    folder: Path,
+    figures: Mapping[str, Any],
+    runs: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    commit: str | None = None,
 ) -> None:
     """Publish what a study or a benchmark found, if it was made at a clean commit.
 
@@ -68,9 +72,10 @@ def write(
         folder: of `table.json` and `runs.jsonl.gz`.
         figures: by name.
         runs: results by the key of their job.
-        about_: of `about`.
+        device: as for `about`.
+        commit: likewise.
     """
-    facts = about(**about_)
+    facts = about(device, commit)
     refuse_dirty(facts)
     folder.mkdir(parents=True, exist_ok=True)
     table = json.dumps(finite({"meta": facts, **figures}), indent=1, ensure_ascii=False)
