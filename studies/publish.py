@@ -7,6 +7,7 @@ Runs were published before their figures were: the commit of each file of runs i
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib
 import json
@@ -26,6 +27,12 @@ FACTS = ("revision", "python", "torch", "numpy", "fcco", "processor", "cores")
 _PLACES = ("--out", "--cache", "--arrays", "--commit")  # of this machine; each with a value
 
 
+@functools.cache
+def machine(device: str) -> dict[str, Any]:
+    """As it was at first: what is published changes the checkout."""
+    return environment.describe(device)
+
+
 def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
     """The command of this process, the commit, versions and the machine.
 
@@ -33,7 +40,7 @@ def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
         device: where it was measured.
         commit: of the code, where git is not at hand.
     """
-    found = environment.describe(device)
+    found = dict(machine(device))
     if found["device"] != "cpu":
         found["processor"] = found["device"]
     program = Path(sys.argv[0])
