@@ -16,11 +16,11 @@ import fcco
 from benchmarks import contrastive_speed as speed
 from benchmarks import fleet, fleet_cases, walk
 from benchmarks.timing import Timings
-from benchmarks.untuned import __main__ as untuned
-from benchmarks.untuned import constraints, groups, networks, tuned
-from benchmarks.untuned.constraints import Figures, Variant
 from studies.constrained.convex import Segments
 from studies.runner import Job
+from studies.untuned import __main__ as untuned
+from studies.untuned import constraints, groups, networks, tuned
+from studies.untuned.constraints import Figures, Variant
 
 # The contrastive step.
 

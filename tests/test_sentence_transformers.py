@@ -394,26 +394,6 @@ def test_the_benchmark_runs(tmp_path, capsys):
     assert not capsys.readouterr().err
 
 
-def test_the_page_shows_what_the_runs_say():
-    """Of each loss the rate with the best validation figure, and means over its seeds."""
-    docs = Path(__file__).parents[1] / "docs"
-    lines = (docs / "results/small-batches/runs.jsonl").read_text().splitlines()
-    runs = [json.loads(line) for line in lines]
-    page = (docs / "recipes/sentence-transformers.md").read_text()
-    kinds = [(1024, None, 0), (32, None, 0), (32, 1.0, 1024), (32, 0.8, 0)]
-    for kind in kinds:
-        own = [r for r in runs if (r["batch"], r["gamma"], r["stored_pairs"]) == kind]
-        first = [run for run in own if run["seed"] == 0]
-        rate = max(first, key=lambda run: run["validation"])["rate"]
-        chosen = [run for run in own if run["rate"] == rate]
-        means = [
-            sum(run[part] for run in chosen) / len(chosen) + 1e-9 for part in ("validation", "test")
-        ]
-        shown = f"{rate:.0e}".replace("e-0", "e-")
-        row = f"| {shown} | {means[0]:.2f} | {means[1]:.2f} | {len(chosen)} |"
-        assert row in page, row
-
-
 # --- two processes --------------------------------------------------------------------------------
 
 
