@@ -23,7 +23,9 @@ from fcco.integrations import trl as ours  # noqa: E402
 from fcco.integrations.trl import NoRegressionTrainer  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::Warning:(accelerate|transformers|datasets|trl|peft|fsspec)"),
+    pytest.mark.filterwarnings(
+        "ignore::Warning:(accelerate|transformers|datasets|trl|peft|fsspec)"
+    ),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
     pytest.mark.usefixtures("quick_collections"),
 ]
