@@ -132,9 +132,9 @@ class ByHand:
             drift = np.linalg.solve(equations, known)[1] if b else 0.0
             drift = np.clip(drift * b**2 / (b**2 + 1e-3), 0, difference)
             noise, opposed = np.linalg.solve(equations[:2, ::2], known[:2] - [drift, 2 * drift])
-            squares = self.means[4] * min(self.steps, 50)
-            if noise > 0 and opposed > 3 * difference / math.sqrt(squares):
-                kappa = min(opposed / noise, 0.5)
+            chance = difference / math.sqrt(self.means[4] * min(self.steps, 50))
+            if noise > 0 and opposed > 3 * chance:
+                kappa = min((opposed - chance) / (noise + chance), 0.5)
                 return (difference - drift) / (2 + 2 * kappa), drift, kappa
         equations = np.array([[2, 1], [one_a, b_one]])
         if abs(apart := np.linalg.det(equations)) < 1e-9:

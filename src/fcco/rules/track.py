@@ -63,9 +63,9 @@ GAMMA_RANGE = (0.05, 0.95)
 """What `best_gamma` is kept in. Below, u would hardly notice that the drift has grown again; above,
 noise and drift can hardly be told apart."""
 
-OPPOSED = 9.0
-"""Correlations of noise count from 3 D / sqrt(squares) on, about twice their error: a drift that is
-overestimated by chance makes the rounded kink too wide."""
+OPPOSED = 3.0
+"""Correlations of noise count from 3 D / sqrt(squares) on, twice their error, less a third of that: what
+chance adds to the drift makes the rounded kink too wide."""
 
 MEMORY = 3.0
 """With `gamma="auto"`, the k-th value after the first has weight 3 / (k + 3) or more. With
@@ -285,7 +285,7 @@ class Pooled(NamedTuple):
             >>> for kappa in (0.0, 0.3):
             ...     innovation = (1 + a + 2 * kappa * a) * noise + (b + 1) * drift
             ...     change, turning = 2 * (1 + kappa) * noise + drift, 2 * kappa * noise - drift
-            ...     pooled = Pooled(change, innovation, 1 + a, b + 1, 99, 0.0, turning, 1, 50, 0.2)
+            ...     pooled = Pooled(change, innovation, 1 + a, b + 1, 1e9, 0, turning, 1, 50, 0.2)
             ...     print([round(each, 2) for each in pooled.noise_and_drift()])
             [4.0, 1.0, 0.0]
             [4.0, 1.0, 0.3]
@@ -301,11 +301,11 @@ class Pooled(NamedTuple):
         drift = innovation - (one_a - 1) * difference - (2 - one_a) * half
         drift = solved(drift, one_b - 1)
         against, noise = (turning + drift) / 2, half - drift
-        by_chance = difference * (OPPOSED / (self.values * self.steps + 1e-30)) ** 0.5
-        opposed = (self.share > 0) * (against > by_chance) * (noise > 0)
+        chance = difference / (self.values * self.steps + 1e-30) ** 0.5
+        opposed = (self.share > 0) * (against > OPPOSED * chance) * (noise > 0)
         drift = alike + opposed * (drift - alike)
         both = (difference - drift) / 2  # (1 + kappa) sigma^2
-        against = _within(opposed * against, zero, both / 3)
+        against = _within(opposed * (against - chance), zero, both / 3)
         noise = both - against
         return noise, drift, against / (noise + (noise == 0))
 
