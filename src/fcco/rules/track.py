@@ -64,8 +64,8 @@ GAMMA_RANGE = (0.05, 0.95)
 noise and drift can hardly be told apart."""
 
 OPPOSED = 3.0
-"""Correlations of noise count from 3 D / sqrt(squares) on, twice their error, less a third of that: what
-chance adds to the drift makes the rounded kink too wide."""
+"""Correlations of noise count from 3 D / sqrt(squares) on, which is twice their error, and less a
+third of that: what chance would add to the drift makes the rounded kink too wide."""
 
 MEMORY = 3.0
 """With `gamma="auto"`, the k-th value after the first has weight 3 / (k + 3) or more. With
