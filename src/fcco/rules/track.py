@@ -429,7 +429,8 @@ class Statistics(NamedTuple):
         if (
             isinstance(fresh, Tensor)  # a look at the values would synchronise
             or pooled.steps < 3
-            or not sum(squares).max(initial=0.0) <= CLIP * pooled.squared_innovation
+            or not (squares[0] + squares[1] + squares[2]).max(initial=0.0)
+            <= CLIP * pooled.squared_innovation
         ):
             found = self._robust(pooled, fresh, old, again, visits, *squares)
             squares, again, visits, extreme = found
