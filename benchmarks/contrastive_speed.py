@@ -20,19 +20,88 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
+from torch.utils.checkpoint import checkpoint
 
 import fcco
+from studies import publish
 
-from .contrastive_backbones import TINY, Pair, Size
 from .timing import Timings, interleave
 
 GOAL = 1.05
 PAIRS = 200_000
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of both backbones: (layers, width, heads)."""
+
+    image: tuple[int, int, int] = (12, 768, 12)
+    text: tuple[int, int, int] = (12, 512, 8)
+    side: int = 224
+    patch: int = 16
+    tokens: int = 77
+    words: int = 49_408
+    joint: int = 512
+
+
+TINY = Size((2, 32, 2), (2, 32, 2), side=32, tokens=16, words=100, joint=16)
+
+
+class Backbone(nn.Module):
+    """Transformer layers with their norms in front, and a projection; reads one position."""
+
+    def __init__(self, shape: tuple[int, int, int], length: int, joint: int, causal: bool) -> None:
+        super().__init__()
+        layers, width, heads = shape
+        self.place = nn.Parameter(0.02 * torch.randn(length, width))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(layers)
+        )  # fmt: skip
+        self.norm, self.projection = nn.LayerNorm(width), nn.Linear(width, joint, bias=False)
+        mask = nn.Transformer.generate_square_subsequent_mask(length) if causal else None
+        self.register_buffer("mask", mask, persistent=False)
+        self.read, self.recompute = -1 if causal else 0, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) -> (batch, joint)."""
+        x = x + self.place
+        for block in self.blocks:
+            run = partial(block, src_mask=self.mask, is_causal=self.mask is not None)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = run(x)
+        return self.projection(self.norm(x[:, self.read]))
+
+
+class Pair(nn.Module):
+    """An image backbone, a text backbone and the logarithm of the scale 1/tau."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        patches, width = (size.side // size.patch) ** 2, size.image[1]
+        self.patch = nn.Conv2d(3, width, size.patch, size.patch, bias=False)
+        self.start = nn.Parameter(0.02 * torch.randn(1, 1, width))
+        self.words = nn.Embedding(size.words, size.text[1])
+        self.image = Backbone(size.image, patches + 1, size.joint, causal=False)
+        self.text = Backbone(size.text, size.tokens, size.joint, causal=True)
+        self.log_scale = nn.Parameter(torch.tensor(20.0).log())
+
+    def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """Features of both kinds."""
+        patches = self.patch(images).flatten(2).transpose(1, 2)
+        start = self.start.to(patches.dtype).expand(len(images), -1, -1)
+        return self.image(torch.cat([start, patches], dim=1)), self.text(self.words(texts))
 
 
 @dataclass
@@ -193,19 +262,15 @@ def row(
     return result
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def table(results: list[dict[str, Any]]) -> list[list[str]]:
     """A line for each candidate and batch."""
     heads = ["milliseconds", "ratio", "bound", "time_met", "gib", "mib_more", "memory_ratio"]
-    heads += ["memory_met"]
-    lines = [f"{'batch, loss':<20}" + "".join(f"{name:>14}" for name in heads)]
+    rows = [["batch, loss", *heads, "memory_met"]]
     for result in results:
         for name, own in result["rows"].items():
-            cells = [own.get(key) for key in heads]
-            words = ["-" if cell is None else str(cell) for cell in cells]
-            lines.append(
-                f"{result['batch']}, {name}".ljust(20) + "".join(f"{w:>14}" for w in words)
-            )
-    return "\n".join(lines)
+            cells = ["-" if own.get(key) is None else str(own[key]) for key in rows[0][1:]]
+            rows.append([f"{result['batch']}, {name}", *cells])
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -214,6 +279,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="tiny backbones, few steps")
     parser.add_argument("--batches", type=int, nargs="+")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--publish", action="store_true", help="write docs/results")
+    parser.add_argument("--commit", help="of the code, where git is not at hand")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
     tiny = options.quick or options.device == "cpu"
@@ -227,14 +294,13 @@ def main(arguments: list[str] | None = None) -> None:
         gc.collect()
         if options.device == "cuda":
             torch.cuda.empty_cache()
-    print(table(results))
+    print(publish.plain(table(results)))
+    found = {"backbones": "tiny" if tiny else "ViT-B/16", "cases": results}
+    if options.publish:
+        folder = publish.RESULTS / "continual-speed"
+        publish.write(folder, found, device=options.device, commit=options.commit)
     if options.json:
-        name = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-        print(
-            json.dumps(
-                {"device": name, "backbones": "tiny" if tiny else "ViT-B/16", "cases": results}
-            )
-        )
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fcco_experiments import environment, fleets
-from fcco_experiments.tasks.fairness.task import FairnessProblem
+from fcco_experiments import environment
+from fcco_experiments.run import fleets
+from fcco_experiments.tasks.fairness import FairnessProblem
 
 from .fleet_cases import (
     ADULT,

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from fcco_experiments import data, environment
+from fcco_experiments.data.synthetic import two_groups_synthetic
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.fairness import Fairness
-from fcco_experiments.tasks.fairness.task import FairnessProblem
+from fcco_experiments.tasks.fairness import Fairness, FairnessProblem
 from torch import Tensor
 
 SEEDS = 5
@@ -76,7 +76,7 @@ class Case:
         )
         if self.generated is None:
             return FairnessProblem(config)
-        return _Generated(config, dict(self.generated))
+        return FairnessProblem(config, loaded=two_groups_synthetic(**dict(self.generated)))
 
     def runs(self, number: int) -> list[tuple[Method, int]]:
         """Settings times five seeds: each setting has a learning rate of its own."""
@@ -85,17 +85,6 @@ class Case:
             (dataclasses.replace(base, lr=base.lr * 1.0005 ** (place // SEEDS)), place % SEEDS)
             for place in range(number)
         ]
-
-
-class _Generated(FairnessProblem):
-    """Generated data of a given shape."""
-
-    def __init__(self, config: Fairness, shape: dict[str, int]) -> None:
-        self.shape = shape
-        super().__init__(config)
-
-    def _load(self, seed: int, progress: Any = None) -> data.FairnessData:
-        return data.synthetic(**self.shape, seed=seed)  # type: ignore[arg-type]
 
 
 def found_adult() -> bool:

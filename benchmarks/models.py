@@ -40,13 +40,20 @@ def mlp(width: int, features: int = 128) -> nn.Module:
     )  # fmt: skip
 
 
-def small_cnn() -> nn.Module:
+def resnet50(classes: int) -> Any:
+    """With random weights."""
+    import torchvision  # pyright: ignore[reportMissingImports]
+
+    return torchvision.models.resnet50(num_classes=classes)
+
+
+def small_cnn(outputs: int = 1) -> nn.Module:
     """Three convolutions on 3x32x32."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(64, 1),
+        nn.Flatten(), nn.Linear(64, outputs),
     )  # fmt: skip
 
 
@@ -91,7 +98,6 @@ def gpu_cases(compiled: bool = False) -> Iterator[Case]:
     x = torch.randn(256, 128, device="cuda")
     layers = [nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2)]
     yield classified("mlp256", nn.Sequential(*layers), (x,), 2, (40, 10))
-    import torchvision  # pyright: ignore[reportMissingImports]
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     config = DistilBertConfig(num_labels=5)  # type: ignore[call-arg]
@@ -99,7 +105,6 @@ def gpu_cases(compiled: bool = False) -> Iterator[Case]:
     bert = DistilBertForSequenceClassification(config)
     yield classified("distilbert-128", bert, (tokens, torch.ones_like(tokens)), 5, (15, 3))
     for batch in (64, 256):
-        model: Any = torchvision.models.resnet50(num_classes=2)
-        model = model.to("cuda", memory_format=torch.channels_last)
+        model = resnet50(2).to("cuda", memory_format=torch.channels_last)
         x = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
         yield classified(f"resnet50-{batch}", model, (x,), 2, (15, 3))

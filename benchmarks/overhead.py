@@ -41,8 +41,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -53,8 +51,9 @@ import torch
 from torch import Tensor
 
 import fcco
-from research.constrained import peers
-from research.constrained.problems import Batch, Schedule
+from studies import publish
+from studies.constrained import peers
+from studies.constrained.problems import Batch, Schedule
 
 from .models import Case, cpu_cases, gpu_cases
 from .timing import interleave, launched
@@ -63,13 +62,23 @@ GROUPS_PER_BATCH = 8
 CPU_CLOCK = time.thread_time  # one thread does all the work
 
 
-def plain_step(case: Case, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+def adam(case: Case) -> torch.optim.Optimizer:
+    return torch.optim.Adam(case.model.parameters(), lr=1e-4)
+
+
+def stepping(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Callable[[], None]:
+    """A step of an optimizer on a loss."""
+
     def step() -> None:
-        case.losses().mean().backward()
+        loss().backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return step
+
+
+def plain_step(case: Case) -> Callable[[], None]:
+    return stepping(adam(case), lambda: case.losses().mean())
 
 
 def sonex_step(
@@ -82,26 +91,28 @@ def sonex_step(
     if correction is not None:
         paper = {"smoothing": 0.1, "gamma": 0.1, "read": "old"}
         options = {**paper, "correction": correction, **options}
-    optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
+    optimizer = adam(case)
     dro = fcco.CVaRGroupDRO(case.model, optimizer, num_groups, 0.15, **options)
-
-    def train(inner: Callable[[], Tensor], index: Tensor) -> None:
-        dro(inner, index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
     # All groups are known before the clock runs: the exact threshold sorts those that are.
     weight, known = next(case.model.parameters()), torch.rand(num_groups, device=case.device)
-    train(lambda: known + 0 * weight.float().sum(), torch.arange(num_groups))
+    every = torch.arange(num_groups)
+    stepping(optimizer, lambda: dro(lambda: known + 0 * weight.float().sum(), every))()
     group = torch.arange(GROUPS_PER_BATCH).repeat_interleave(case.batch_size // GROUPS_PER_BATCH)
     offset = 0
 
-    def step() -> None:
+    def loss() -> Tensor:
         nonlocal offset
         offset = (offset + GROUPS_PER_BATCH) % num_groups
-        train(case.losses, group + offset)
+        return dro(case.losses, group + offset)
 
-    return step
+    return stepping(optimizer, loss)
+
+
+def group_means(case: Case, number: int) -> Tensor:
+    """The matrix that turns losses of samples into those of groups, which take turns."""
+    group = torch.arange(case.batch_size, device=case.device) % number
+    one_hot = torch.nn.functional.one_hot(group, number).float()
+    return (one_hot / one_hot.sum(0)).T
 
 
 class PairwiseLimits:
@@ -111,9 +122,7 @@ class PairwiseLimits:
 
     def __init__(self, case: Case) -> None:
         self.case, self.schedule = case, Schedule(evaluations=1, every=1, lr=1e-4)
-        group = torch.arange(case.batch_size, device=case.device) % self.groups
-        one_hot = torch.nn.functional.one_hot(group, self.groups).float()
-        self.means = (one_hot / one_hot.sum(0)).T
+        self.means = group_means(case, self.groups)
         every = torch.cartesian_prod(torch.arange(self.groups), torch.arange(self.groups))
         self.first, self.second = every[every[:, 0] != every[:, 1]].T.to(case.device)
 
@@ -125,28 +134,17 @@ class PairwiseLimits:
 
 
 def constrained_step(problem: PairwiseLimits) -> Callable[[], None]:
-    model = problem.case.model
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    model, optimizer = problem.case.model, adam(problem.case)
     objective = fcco.constrained(model, optimizer, problem.num_constraints)
-
-    def step() -> None:
-        objective(lambda: problem.measure(model)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return stepping(optimizer, lambda: objective(lambda: problem.measure(model)))
 
 
 def penalty_step(problem: PairwiseLimits) -> Callable[[], None]:
-    optimizer = torch.optim.Adam(problem.case.model.parameters(), lr=1e-4)
+    def loss() -> Tensor:
+        found, values = problem.measure(None)
+        return found + values.relu().sum()
 
-    def step() -> None:
-        loss, values = problem.measure(None)
-        (loss + values.relu().sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return stepping(adam(problem.case), loss)
 
 
 def peer_steps(problem: PairwiseLimits) -> dict[str, Callable[[], None]]:
@@ -187,19 +185,12 @@ def libauc_step(case: Case) -> Callable[[], None] | None:
     loss = pAUC_CVaR_Loss(data_len=size, pos_len=size, device=device)
     optimizer = SOPA(case.model.parameters(), mode="adam", lr=1e-4, device=device)
     index = torch.arange(case.batch_size)
-
-    def step() -> None:
-        scores = torch.sigmoid(case.scores())
-        loss(scores, targets, index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return stepping(optimizer, lambda: loss(torch.sigmoid(case.scores()), targets, index))
 
 
 def measure(case: Case, rounds: int, steps: int, show: bool) -> dict[str, float | None]:
     candidates = {
-        "plain": plain_step(case, torch.optim.Adam(case.model.parameters(), lr=1e-4)),
+        "plain": plain_step(case),
         "defaults": sonex_step(case, None),
         "ema": sonex_step(case, 0.0),
         "msvr": sonex_step(case),
@@ -272,37 +263,28 @@ def measure_tracker(rounds: int) -> dict[str, float]:
 def gpu_candidates(case: Case) -> dict[str, Callable[[], None]]:
     """Steps with nothing set, and the same goals by hand."""
     limits = PairwiseLimits(case)
-    optimizer = torch.optim.Adam(case.model.parameters(), lr=1e-4)
-    labels = torch.arange(10_000) % 2
+    optimizer, labels = adam(case), torch.arange(10_000) % 2
     risk = fcco.xrisk.AveragePrecision(case.model, optimizer, labels)
     rows = torch.arange(case.batch_size)
 
-    def ranked() -> None:
-        risk(lambda: case.scores().float()[:, 0], labels[rows], rows).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def ranked() -> Tensor:
+        return risk(lambda: case.scores().float()[:, 0], labels[rows], rows)
 
     averages = torch.zeros(16, device=case.device)
-    group = torch.arange(case.batch_size, device=case.device) % 16
-    one_hot = torch.nn.functional.one_hot(group, 16).float()
-    means = (one_hot / one_hot.sum(0)).T
-    by_hand = torch.optim.Adam(case.model.parameters(), lr=1e-4)
+    means = group_means(case, 16)
 
-    def cvar() -> None:
+    def cvar() -> Tensor:
         found = means @ case.losses()
         averages.lerp_(found.detach(), 0.1)
-        worst = averages.topk(3).indices
-        found[worst].mean().backward()
-        by_hand.step()
-        by_hand.zero_grad()
+        return found[averages.topk(3).indices].mean()
 
     return {
-        "plain": plain_step(case, torch.optim.Adam(case.model.parameters(), lr=1e-4)),
+        "plain": plain_step(case),
         "defaults": sonex_step(case, None),
         "sixteen": sonex_step(case, None, 16),
         "constrained": constrained_step(limits),
-        "average_precision": ranked,
-        "cvar_by_hand": cvar,
+        "average_precision": stepping(optimizer, ranked),
+        "cvar_by_hand": stepping(adam(case), cvar),
         "by_hand": penalty_step(limits),
     }
 
@@ -346,9 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"command": f"python -m benchmarks.overhead{' --gpu' * options.gpu}"}
-    found |= {"commit": options.commit or commit(), "torch": torch.__version__}
-    found["machine"] = torch.cuda.get_device_name() if options.gpu else f"CPU, {platform.machine()}"
+    found = publish.about("cuda" if options.gpu else "cpu", options.commit)
     results = found["models"] = dict[str, dict[str, Any]]()
     if options.gpu:
         for compiled in (False, True):
@@ -372,13 +352,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
     if options.json:
         print(json.dumps(found))
-
-
-def commit() -> str:
-    """The commit of the code; "dirty" is said behind it."""
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
-    run = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent)
-    return run.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

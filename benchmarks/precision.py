@@ -21,20 +21,9 @@ from torch.nn.functional import cross_entropy
 
 import fcco
 
-from .models import small_cnn
+from .models import resnet50, small_cnn
 
 GROUPS, PER_GROUP = 8, 16
-
-
-def network(device: str) -> tuple[nn.Module, Tensor]:
-    if device == "cuda":
-        import torchvision  # pyright: ignore[reportMissingImports]
-
-        model = torchvision.models.resnet50(num_classes=2)
-        return model.cuda(), torch.randn(GROUPS * PER_GROUP, 3, 160, 160, device="cuda")
-    model = small_cnn()
-    model[-1] = nn.Linear(64, 2)  # type: ignore[operator]
-    return model, torch.randn(GROUPS * PER_GROUP, 3, 32, 32)
 
 
 def group_losses(model: nn.Module, x: Tensor, y: Tensor, low: bool) -> Tensor:
@@ -46,9 +35,11 @@ def group_losses(model: nn.Module, x: Tensor, y: Tensor, low: bool) -> Tensor:
 
 def measure(device: str, lr: float, repeats: int) -> dict[str, float]:
     torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    model, x = network(device)
-    y = torch.randint(2, (len(x),), device=x.device)
+    exact_products(True)
+    model, side = (resnet50(2), 160) if device == "cuda" else (small_cnn(2), 32)
+    model = model.to(device)
+    x = torch.randn(GROUPS * PER_GROUP, 3, side, side, device=device)
+    y = torch.randint(2, (len(x),), device=device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     previous = fcco.previous.PreviousParameters(model, optimizer)
     true, noise, value_noise, tf32 = [], [], [], []
@@ -57,20 +48,21 @@ def measure(device: str, lr: float, repeats: int) -> dict[str, float]:
         group_losses(model, x, y, True).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        difference: Callable[[bool], Tensor] = lambda low, x=x: (  # noqa: E731
-            _no_grad(lambda: group_losses(model, x, y, low))
-            - previous.evaluate(lambda: group_losses(model, x, y, low))
-        )
-        exact, rough = difference(False), difference(True)
-        true.append(exact)
-        noise.append(rough - exact)
-        low = _no_grad(lambda x=x: group_losses(model, x, y, True))
-        high = _no_grad(lambda x=x: group_losses(model, x, y, False))
-        value_noise.append(low - high)
+
+        @torch.no_grad()
+        def values(low: bool, x: Tensor = x) -> Tensor:
+            return group_losses(model, x, y, low)
+
+        def difference(low: bool, values: Callable[[bool], Tensor] = values) -> Tensor:
+            return values(low) - previous.evaluate(lambda: values(low))
+
+        true.append(difference(False))
+        noise.append(difference(True) - true[-1])
+        value_noise.append(values(True) - values(False))
         if device == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-            tf32.append(difference(False) - exact)
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+            exact_products(False)
+            tf32.append(difference(False) - true[-1])
+            exact_products(True)
     result = {
         "difference": _rms(true),
         "bf16_noise": _rms(noise),
@@ -82,9 +74,9 @@ def measure(device: str, lr: float, repeats: int) -> dict[str, float]:
     return {name: float(f"{number:.3g}") for name, number in result.items()}
 
 
-def _no_grad(function: Callable[[], Tensor]) -> Tensor:
-    with torch.no_grad():
-        return function()
+def exact_products(exact: bool) -> None:
+    """Without TF32, or with it."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not exact
 
 
 def _rms(parts: list[Tensor]) -> float:

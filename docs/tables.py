@@ -1,34 +1,36 @@
 """Write the tables of pages anew, from the registry of methods and from published runs.
 
-    python docs/tables.py
+    python -m docs.tables
 
 A table follows a line `<!-- methods: COLUMN | COLUMN -->`, whose columns are facts of the
-registry, or `<!-- table: NAME -->` with a name of `TABLES`. `tests/test_methods.py` finds a table
-that is not up to date.
+registry, or `<!-- table: NAME WORDS -->` with a name of `TABLES`, which is called with the words.
+`tests/test_tables.py` finds a table that is not up to date.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from fcco_experiments import sweep
+
 from fcco.methods import table
+from studies import frontier, many_groups, publish
+from studies.constrained import report as constrained
+from studies.convergence import results as convergence
+from studies.estimators import __main__ as estimators
+from studies.group_dro import report as group_dro
+from studies.identities import __main__ as identities
+from studies.xrisk import __main__ as xrisk
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "src/fcco/__init__.py",
-    DOCS / "reference/methods.md",
-    DOCS / "concepts/automatic-settings.md",
-    DOCS / "concepts/smoothing.md",
-    DOCS / "research/step-cost.md",
-    DOCS / "research/details/step-cost.md",
-]
-_MARK = re.compile(r"(<!-- (?P<kind>methods|table): (?P<words>.*?) -->\n\n)(\|.*\n)*")
+PAGES = [ROOT / "README.md", ROOT / "src/fcco/__init__.py", *sorted(DOCS.rglob("*.md"))]
+MARK = re.compile(r"(<!-- (?P<kind>methods|table): (?P<words>.*?) -->\n\n)(\|.*\n)*")
 
 MODELS = {
     "mlp64": "MLP 2x64",
@@ -153,7 +155,199 @@ def settings_networks() -> list[list[str]]:
     return [["", *found["cells"]], *rows]
 
 
-TABLES: dict[str, Callable[[], list[list[str]]]] = {
+# Tables of `fcco compare`: a column is a figure and how it is shown, "±3" with the deviation.
+
+Figures = dict[str, dict[str, dict[str, float]]]
+DATA = {
+    "fairness": {"adult": "Adult", "compas": "COMPAS"},
+    "continual": {"weather": "weather", "bdd100k-subset": "BDD100K"},
+}
+
+
+def compare(*folders: str) -> Figures:
+    """Figures of each method, from one folder or several."""
+    found = [publish.table(folder)["methods"] for folder in folders]
+    return {name: own for each in found for name, own in each.items()}
+
+
+def cells(own: dict[str, dict[str, float]], columns: Iterable[str], scale: float = 1) -> list[str]:
+    """The figures of a method."""
+    row = []
+    for key, form in (column.split() for column in columns):
+        figure = own.get(key)
+        if figure is None:
+            row.append("-")
+        elif form[0] != "±":
+            row.append(format(scale * figure["mean"], form))
+        else:
+            mean, std = (f"{scale * figure[k]:.{form[1:]}f}" for k in ("mean", "std"))
+            row.append(f"{mean} ± {std}")
+    return row
+
+
+def compared(columns: dict[str, str], *folders: str, first: str = "method") -> list[list[str]]:
+    """All methods."""
+    rows = [[name, *cells(own, columns.values())] for name, own in compare(*folders).items()]
+    return [[first, *columns], *rows]
+
+
+def beside(
+    columns: dict[str, str],
+    sides: dict[str, Figures],
+    names: dict[str, list[str]],
+    head: list[str],
+    scale: float = 1,
+) -> list[list[str]]:
+    """Some methods on two data sets.
+
+    Args:
+        columns: what is shown of each.
+        sides: the figures by data set.
+        names: the first cells of the row of each method.
+        head: of these cells.
+        scale: of all figures.
+    """  # fmt: skip
+    for side in sides:
+        first, *rest = columns
+        head = [*head, f"{side}: {first}", *rest]
+    rows = [head]
+    for name, own in names.items():
+        shown = (cells(side[name], columns.values(), scale) for side in sides.values())
+        rows.append([*own, *(cell for each in shown for cell in each)])
+    return rows
+
+
+def tried(folder: str) -> dict[str, str]:
+    """The number of settings of each method of a sweep."""
+    found = sweep.read(DOCS / "results" / folder)
+    assert found is not None, folder
+    counts = Counter(entry["method"] for entry in found["settings"])
+    return {name: str(count) for name, count in counts.items()}
+
+
+WORST = {"AUC": "train_auc ±4", "worst": "train_violation ±4"}
+INSIDE = {"inside": "train_inside ±3"}
+
+
+def fairness_short() -> list[list[str]]:
+    """Settings tried, and figures of the usual methods, on both data sets."""
+    counts = tried("fairness-adult-full-sweep") | tried("fairness-adult-automatic-sweep")
+    own = ("automatic", "sonex", "alexr2", "sox", "sonx", "icppac", "erm")
+    sides = {
+        title: compare(f"fairness-{data}", f"fairness-{data}-automatic")
+        for data, title in DATA["fairness"].items()
+    }
+    columns = {"AUC": "test_auc ±4", "gap": "test_gap ±3", "excess": "train_violation ±4"}
+    names = {name: [name, counts.get(name, "-")] for name in own}
+    return beside(columns, sides, names, ["method", "settings tried"])
+
+
+def fairness_appendix() -> list[list[str]]:
+    """The appendix's grids, judged as the others are."""
+    sides = {t: compare(f"fairness-{d}-appendix") for d, t in DATA["fairness"].items()}
+    names = {name: [name] for name in ("alexr2", "sonex", "sox", "sonx", "icppac")}
+    columns = {"test AUC": "test_auc ±4", "test gap": "test_gap ±3"}
+    return beside(columns, sides, names, ["method"])
+
+
+LEARNED = {
+    "rho": "penalty g", "gain, test": "test_target_gain ±3",
+    "forgetting, test": "test_forgetting ±3", "forgetting, train": "train_forgetting ±3",
+    "kept, train": "train_kept .1f",
+    "worst, train": "train_violation ±3",
+}  # fmt: skip
+
+
+def continual_rho() -> list[list[str]]:
+    """Every penalty by itself."""
+    sides = {t: compare(f"continual-{d}-rho") for d, t in DATA["continual"].items()}
+    names = {
+        f"{method}-{rho}": [f"{method} {rho}"]
+        for method, every in {"sonex": "0.01 0.1 1 10 80", "sox": "1 10 50 200 800"}.items()
+        for rho in every.split()
+    }
+    columns = {"gain, test": "test_target_gain ±3", "forgetting, test": "test_forgetting ±3"}
+    return beside(columns, sides, names, ["penalty rho"])
+
+
+def continual_short() -> list[list[str]]:
+    """In percent, by the images that the constraints use."""
+    penalties = ("automatic", "sonex", "sox")
+    blocks = {  # the setting, the end of a method's name, its methods
+        "training": ("seen", "", (*penalties, "weighted", "replay")),
+        "held-out": ("held-out", "", (*penalties, "weighted", "replay")),
+        "split": ("held-out", "-split", penalties),
+        "-": ("seen", "", ("finetune",)),
+    }
+    columns = {"gain": "test_target_gain ±1", "lost": "test_forgetting ±1",
+               "all classes": "test_accuracy ±1"}  # fmt: skip
+    rows: list[list[str]] = []
+    for images, (setting, end, methods) in blocks.items():
+        counts = tried(f"continual-weather-{setting}-sweep")
+        sides = {t: compare(f"continual-{d}-{setting}") for d, t in DATA["continual"].items()}
+        names = {m + end: [m, images, counts.get(m + end, "-")] for m in methods}
+        head = ["method", "images", "settings tried"]
+        found = beside(columns, sides, names, head, scale=100)
+        rows = rows + found[1:] if rows else found
+    return rows
+
+
+def contrastive_steps() -> list[list[str]]:
+    """What a contrastive step costs."""
+    cases = json.loads((DOCS / "results/continual-speed/speed.json").read_text())["cases"]
+    names = {"plain CLIP": "clip", "ours, moving average": "ema", "ours, MSVR": "msvr",
+             "ours, MSVR, offloaded": "msvr-offload"}  # fmt: skip
+    head = ["loss"]
+    for case in cases:
+        head += [f"batch {case['batch']:,}: ms", "time", "MiB more"]
+    rows = [head]
+    for name, key in names.items():
+        row = [name]
+        for own in (case["rows"][key] for case in cases):
+            more = f"{own['mib_more']:.1f}" if "mib_more" in own else "-"
+            row += [f"{own['milliseconds']:.1f}", f"{own['ratio']:.3f}", more]
+        rows.append(row)
+    return rows
+
+
+def risk_steps() -> list[list[str]]:
+    """Time of a step of a risk relative to that of LibAUC, and memory."""
+    found = json.loads((DOCS / "results/xrisk/speed.json").read_text())
+    names = {"AP": "AP, against SOAP", "pAUC": "partial AUC, against SOPA",
+             "tpAUC": "two-way, against STACO"}  # fmt: skip
+    rows = [["", *(MODELS[key] for key in found["step"]), "loss alone at batch 4,096"]]
+    for metric, name in names.items():
+        ratios = (f"{each[metric]['to_libauc']:.2f}" for each in found["step"].values())
+        mib = found["memory"][metric]
+        rows.append([name, *ratios, f"{mib['mib']:.0f} MiB against {mib['libauc_mib']:.0f}"])
+    return rows
+
+
+def fleets(device: str) -> list[list[str]]:
+    """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
+    found = json.loads((DOCS / f"results/fleet-speed/{device}.json").read_text())["results"]
+    if device == "cpu":
+        times = ["processes", "eager", "traced"]
+        rows = [["method", "runs", "sequential, runs/s", *times, "products"]]
+        for each in (result for result in found if result["device"] == "cpu"):
+            own = each["rows"]
+            shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in times)
+            rows.append([
+                each["method"], f"{each['runs']:,}", f"{own['sequential']['runs_per_second']:.4g}",
+                *shown, f"{own['products']['share_of_best']:.2f}",
+            ])  # fmt: skip
+        return rows
+    own = [each for each in found if each["method"] == "alexr2"]
+    kinds = list(own[0]["runs_per_second"])
+    rows = [["runs", *(f"{kind}, runs/s" for kind in kinds), "graph, times sequential", "products"]]
+    for each in own:
+        speed = (f"{value:.4g}" for value in each["runs_per_second"].values())
+        ratio, floor = each["over_sequential"]["graph"], each["floor"]["products"]
+        rows.append([f"{each['runs']:,}", *speed, f"{ratio:,.0f}", f"{floor:.2f}"])
+    return rows
+
+
+TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "settings": settings_defaults,
     "settings-gamma": settings_gamma,
     "settings-networks": settings_networks,
@@ -162,7 +356,57 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "step-cost": step_cost,
     "step-cost-cpu": step_cost_cpu,
     "step-cost-gpu": step_cost_gpu,
-}
+    "constrained": lambda problem: constrained.table(
+        publish.table("constrained")["problems"][problem]["methods"]
+    ),
+    "convergence": lambda *words: convergence.relative(publish.table("convergence"), *words),
+    "estimators": lambda: estimators.summary(estimators.published()),
+    "estimators-short": lambda: estimators.summary(
+        estimators.published(), "ours", *(n for n in estimators.RIVALS if n != "GridSearch")
+    ),
+    "frontier": frontier.table,
+    "group-dro-networks": group_dro.networks,
+    "group-dro-networks-short": group_dro.networks_short,
+    "group-dro-heads": group_dro.heads,
+    "group-dro-samples": group_dro.samples_table,
+    "group-dro-eigenvalues": group_dro.eigenvalues,
+    "identities": lambda *words: identities.table(identities.published(" ".join(words))),
+    "identities-short": lambda: identities.table(
+        identities.published("end to end"), "AUC", "TPR", "largest excess", "within", "proved"
+    ),
+    "identities-groups": lambda: identities.by_group(identities.published("end to end")),
+    "many-groups": many_groups.table,
+    "fairness": lambda data: compared(
+        {"test AUC": "test_auc ±4", "test gap": "test_gap ±3", "train AUC": "train_auc ±4",
+         "train worst": "train_violation ±4"},
+        f"fairness-{data}-automatic", f"fairness-{data}",
+    ),
+    "fairness-paper": lambda data: compared(
+        WORST | {"gap": "train_gap ±3"} | INSIDE, f"fairness-{data}-paper"
+    ),
+    "fairness-update": lambda: compared(WORST | INSIDE, "fairness-adult-update", first="variant"),
+    "fairness-residuals": lambda: compared(
+        {"stationarity": "kkt_stationarity ±3",
+         "with the best multipliers": "kkt_best_stationarity ±3",
+         "least singular value": "singular_value_violated ±3"},
+        "fairness-adult-automatic", "fairness-adult",
+    ),
+    "fairness-appendix": fairness_appendix,
+    "fairness-short": fairness_short,
+    "continual": lambda data: compared(LEARNED, f"continual-{data}"),
+    "continual-rho": continual_rho,
+    "continual-short": continual_short,
+    "continual-step": contrastive_steps,
+    "fleets": fleets,
+    "group-dro-ablation": lambda data, name: compared(
+        {"train CVaR": "train_cvar ±3", "test CVaR": "test_cvar ±3",
+         "tracking error": "tracking_error ±3"},
+        f"group-dro-{data}-{name}",
+    ),
+    "risk-steps": risk_steps,
+    "xrisk": lambda: xrisk.table(xrisk.published()),
+    "xrisk-short": lambda: xrisk.short_table(xrisk.published()),
+}  # fmt: skip
 
 
 def renewed(text: str) -> str:
@@ -170,11 +414,12 @@ def renewed(text: str) -> str:
 
     def write(match: re.Match[str]) -> str:
         words = match["words"]
-        head, *rows = methods(words) if match["kind"] == "methods" else TABLES[words]()
+        name, *more = words.split()
+        head, *rows = methods(words) if match["kind"] == "methods" else TABLES[name](*more)
         lines = [head, ["---"] * len(head), *rows]
         return match[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
-    return _MARK.sub(write, text)
+    return MARK.sub(write, text)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from benchmarks.timing import Timings
 from benchmarks.untuned import __main__ as untuned
 from benchmarks.untuned import constraints, groups, networks, tuned
 from benchmarks.untuned.constraints import Figures, Variant
-from research.constrained.convex import Segments
-from research.constrained.training import Job
+from studies.constrained.convex import Segments
+from studies.runner import Job
 
 # The contrastive step.
 

@@ -13,8 +13,8 @@ import torch
 from scipy import stats
 
 import fcco
-from benchmarks import certificate as study
 from fcco.certificate import certify
+from studies import certificate as study
 
 SPENT = 0.7  # of the probability, for values that are no rates
 

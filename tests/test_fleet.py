@@ -488,7 +488,7 @@ def test_hyperparameters_have_short_names() -> None:
     names = {name: value.tolist() for name, value in fleet.hyperparameters.items()}
     assert names.pop("tolerance") == [[1.0, 2.0, 3.0, 4.0]] * 2
     assert {name: value[0] for name, value in names.items()} == {
-        "lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0,
+        "lr": 0.1, "momentum": 0.0, "dampening": 0.0, "least": 0.0, "weight_decay": 0.0,
         "threshold": 0.2, "margin": 0.0, "gamma": 1.0, "correction": 0.0,
     }  # fmt: skip
     fleet.set_hyperparameters(tolerance=[0.5, 0.6], lr=0.3, threshold=[0.6, 0.7])

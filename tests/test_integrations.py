@@ -269,7 +269,7 @@ def test_accelerate_refuses_what_would_read_other_batches(accelerate, tmp_path):
     for dispatch in (False, True):
         dealt = prepare_data_loader(
             group_loader(rank=0, world_size=2), num_processes=2, process_index=0,
-            dispatch_batches=dispatch, put_on_device=dispatch,
+            dispatch_batches=dispatch, put_on_device=dispatch, even_batches=False,
         )  # fmt: skip
         with pytest.raises(ValueError, match="part of every batch"):
             check_loader(two, dealt)

@@ -17,7 +17,6 @@ from problems import Point, decay, take_step
 from test_checkpoint import difference
 
 import fcco
-from docs import tables
 from fcco.methods import METHODS, ROWS
 
 CELLS = list(SETUPS)
@@ -163,8 +162,3 @@ def test_refuses_a_part_of_the_constraints_and_stays_as_it_was(name):
         assert len(batch.index.unique()) < data.number
         run.objective(batch.inner, batch.index)
     assert difference(before, dict(run.objective.state_dict())) == 0
-
-
-@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
-def test_tables_of_methods_are_those_of_the_registry(page):
-    assert tables.renewed(page.read_text()) == page.read_text(), "run `python docs/tables.py`"

@@ -167,13 +167,6 @@ def test_no_behaviour_is_found_by_looking_for_an_attribute():
 # Public names.
 
 
-def test_the_version_is_that_of_the_changelog():
-    changelog = ROOT / "CHANGELOG.md"
-    if changelog.exists():
-        newest = re.search(r"\n## .*?(\d+\.\d+\.\d+)", changelog.read_text(), re.DOTALL)
-        assert newest and newest[1] == fcco.__version__
-
-
 def test_dir_shows_the_public_names_and_all_of_them_exist():
     assert dir(fcco) == sorted(set(fcco.__all__)) and len(dir(fcco)) == len(fcco.__all__)
     assert all(hasattr(fcco, name) for name in fcco.__all__)

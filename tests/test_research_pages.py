@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from research.convergence import tables
+from studies import publish
+from studies.constrained import report
 
 DOCS = Path(__file__).parents[1] / "docs"
 SHORT = (
@@ -28,20 +27,13 @@ def rows(page: str) -> list[list[str]]:
     return [[cell.strip().replace("¦", r"\|") for cell in line.split("|")] for line in lines]
 
 
-def whole(path: str) -> dict[str, Any]:
-    return json.loads((DOCS / "results" / path).read_text(encoding="utf-8"))
-
-
-def read(path: str) -> dict[str, Any]:
-    """Without the note on where the figures are from."""
-    return {key: value for key, value in whole(path).items() if key != "source"}
-
-
 @pytest.mark.parametrize("page", SHORT)
 def test_a_page_of_results_is_short(page: str) -> None:
     """At most 300 words, one picture, one table, a command, and the way to the details."""
     page_ = text(page)
-    prose = re.sub(r"^```.*?^```$|^\|.*?$|^!\[.*?$", "", page_, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(
+        r"^```.*?^```$|^\|.*?$|^!\[.*?$|^<!--.*?-->$", "", page_, flags=re.MULTILINE | re.DOTALL
+    )
     prose = re.sub(r"\]\([^)]*\)", "]", prose)  # addresses are not read
     assert len(re.findall(r"[^\W_]+(?:[.,'’-][^\W_]+)*", prose)) <= 300
     assert page_.count("\n![") == 1 and len(re.findall(r"^\|[ -|]*---", page_, re.MULTILINE)) == 1
@@ -50,52 +42,10 @@ def test_a_page_of_results_is_short(page: str) -> None:
     assert "?" in page_.split("\n\n")[1], "the question in plain words first"
 
 
-def test_small_problems() -> None:
-    """Ratios of both pages are those of the samples."""
-    found = {}
-    for problem, outputs in read("convergence/samples.json").items():
-        methods: dict[str, dict[str, dict[str, list[float | None]]]] = {}
-        for output, each in outputs.items():
-            for method, samples in each["samples"].items():
-                methods.setdefault(method, {})[output] = {"samples": samples}
-        found[problem] = {"methods": methods}
-    results = {"problems": found}
-    last, average = (tables._relative(results, output) for output in ("last", "average"))
-    page = text("details/convergence")
-    assert last in page and average in page
-    wanted = last.splitlines()
-    table = [line for line in text("convergence").splitlines() if line.startswith("|")]
-    assert len(table) == 10 and set(table) <= set(wanted)
-
-
-def test_files_that_no_program_writes_say_so() -> None:
-    for path in (
-        "convergence/samples.json", "constrained/race.json", "fleet-speed/h200.json",
-    ):  # fmt: skip
-        assert "no program writes this file" in whole(path)["source"]
-
-
-def pair(figure: list[float] | None, sign: str = "") -> str:
-    return "-" if figure is None else f"{figure[0]:{sign}.4f} ± {figure[1]:.4f}"
-
-
 def test_constraints_tuned() -> None:
-    race = read("constrained/race.json")
-    page, columns = rows("details/constrained"), []
-    for methods in race.values():
-        for name, each in methods.items():
-            line = [name.replace("|", r"\|"), pair(each["objective"])]
-            line += [pair(each["largest violation"], "+"), pair(each["at violation 0.01"])]
-            line += [pair(each["at 0.005"])]
-            line += ["-" if each[k] is None else f"{each[k]:.0f}" for k in ("settled", "reached")]
-            line += [f"{each['seconds']:.1f}", f"{each['extra forwards']:.0f}"]
-            assert line in page, name
-        reached = {k: v["at violation 0.01"] for k, v in methods.items() if v["at violation 0.01"]}
-        sides: dict[str, list[list[float]]] = {"fcco": [], "Cooper": [], "HCT": []}
-        for name, figure in reached.items():
-            library = name.split()[0]
-            sides[library if library in sides else "fcco"].append(figure)
-        columns.append([pair(min(figures)) for figures in sides.values()])
+    """The last rows of the short page are the best of each library."""
+    problems = publish.table("constrained")["problems"].values()
+    columns = [report.families(each["methods"]) for each in problems]
     for library, *cells in zip(("fcco", "Cooper", "HCT"), *columns, strict=True):
         assert [f"best of {library}", *cells, ""] in rows("constrained")
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -34,8 +34,9 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import TrainerState
 
 import fcco
-from benchmarks import small_batches
 from fcco.integrations.sentence_transformers import GlobalContrastiveLoss, number_pairs
+from studies import small_batches
+from studies.runner import Runner
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
 
@@ -354,16 +355,23 @@ def test_the_benchmark_chooses_on_validation_pairs():
     """Figures by hand: the rate that is best on validation pairs is not best on test pairs."""
     figures = {5e-6: (1.0, 90.0), 1e-5: (2.0, 70.0), 2e-5: (7.0, 50.0), 5e-5: (3.0, 80.0)}
 
-    def run(jobs):
-        return [
-            small_batches.Recall(*figures[rate])
-            if seed == 0
-            else small_batches.Recall(0.0, figures[rate][1] + seed)
-            for _, rate, seed in jobs
-        ]
+    class Trial(NamedTuple):
+        method: small_batches.Method
+        rate: float
+        seed: int
+
+        @property
+        def key(self):
+            return str(self)
+
+    def run(job):
+        if job.seed == 0:
+            return small_batches.Recall(*figures[job.rate])
+        return small_batches.Recall(0.0, figures[job.rate][1] + job.seed)
 
     method = small_batches.methods()[0]
-    row = small_batches.compare(run, lambda *job: job, [method], seeds=3)[method.name]  # type: ignore[arg-type,return-value]
+    runner = Runner(run, small_batches.Recall, show=None)
+    row = small_batches.compare(runner, Trial, [method], seeds=3)[method.name]
     assert row["learning rate"] == 2e-5 and row["recall@1"] == {"mean": 52.0, "std": 1.0}
 
 

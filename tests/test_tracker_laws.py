@@ -15,7 +15,7 @@ import torch
 
 import fcco
 from fcco.rules.track import Pooled
-from research.convergence.laws import expected_tracking_error
+from studies.convergence.laws import expected_tracking_error
 
 
 def steady_error(

@@ -36,6 +36,12 @@ pytestmark = [
 GROUPS, BATCH, SAMPLES, EPOCHS, SEED = 4, 8, 64, 2, 3
 PER_EPOCH = SAMPLES // BATCH
 NAMES = ["ann", "bob", "cyd", "dan"]
+RECENT = int(transformers.__version__.split(".")[0]) >= 5
+BY_LENGTH = (  # named so since 5.2
+    {"train_sampling_strategy": "group_by_length"}
+    if "train_sampling_strategy" in transformers.TrainingArguments.__dataclass_fields__
+    else {"group_by_length": True}
+)
 
 
 @functools.cache
@@ -182,6 +188,7 @@ class Naive(transformers.Trainer):
         return loss_of(self.objective, model, {**inputs, "group": group})
 
 
+@pytest.mark.skipif(not RECENT, reason="transformers 4 divides such a loss itself")
 def test_a_bare_compute_loss_gives_a_multiple_of_the_gradient(tmp_path):
     """What RobustTrainer is for: the comparisons above would notice."""
     group = [group_of(each) for each in examples()]
@@ -702,7 +709,7 @@ def with_first(**values: Any) -> list[dict[str, Any]]:
         ),
         ({"label_smoothing_factor": 0.1}, ValueError, "label_smoothing_factor"),
         ({"dataloader_drop_last": True}, ValueError, "dataloader_drop_last"),
-        ({"train_sampling_strategy": "group_by_length"}, ValueError, "group_by_length"),
+        (BY_LENGTH, ValueError, "group_by_length"),
         ({"auto_find_batch_size": True}, ValueError, "auto_find_batch_size"),
         ({"compute_loss_func": print}, ValueError, "losses="),
         ({"losses": lambda outputs, inputs: outputs.logits.mean()}, ValueError, "of 8 examples"),

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from fcco_experiments import environment
 
-from research.constrained import peers
-from research.constrained.study import finite
-from research.constrained.training import Job, Runner
+from studies.constrained import peers
+from studies.publish import finite
+from studies.runner import Job, Runner
 
 from . import alarms, calibration, constraints, groups, networks, tuned
 from .constraints import LEVEL, Figures
@@ -324,8 +324,8 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     planned = plan_groups(available(names, groups.make, left_out), seeds, options.quick)
     entries += [entry for entry in planned if wanted.search(str(entry))]
     jobs = [job for entry in entries for own in entry.candidates.values() for job in own]
-    ours = Runner(options.workers, run=tuned.run, result=Figures)
-    others = Runner(options.workers, options.cache, run=tuned.run, result=Figures)
+    ours = Runner(tuned.run, Figures, options.workers)
+    others = Runner(tuned.run, Figures, options.workers, options.cache)
     others([job for job in jobs if not untouched(job)], "peers and tuned")
     ours([job for job in jobs if untouched(job)], "fcco")
     return {
@@ -346,9 +346,9 @@ def train_networks(
     ]
     there = available(sorted({job.network for job in jobs}), networks.make, notes)
     jobs = [job for job in jobs if job.network in there]
-    run: dict[str, Any] = {"run": networks.run, "result": networks.Result}
-    others = Runner(options.workers, options.cache and options.cache.with_suffix(".nets"), **run)
-    ours = Runner(options.workers, **run)
+    cache = options.cache and options.cache.with_suffix(".nets")
+    others = Runner(networks.run, networks.Result, options.workers, cache)
+    ours = Runner(networks.run, networks.Result, options.workers)
     others([job for job in jobs if job.method != OURS], "networks, others")
     ours([job for job in jobs if job.method == OURS], "networks, fcco")
     known = {**others.known, **ours.known}

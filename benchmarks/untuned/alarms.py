@@ -272,7 +272,7 @@ WRONG: dict[str, tuple[str, Situation]] = {
         ),
     ),
     "a rate that does not change": (
-        "multiplier-zero", limited(0.5, lambda w: 1 + 0 * w, 110, noise=0.0),
+        "value-constant", limited(0.5, lambda w: 1 + 0 * w, 110, noise=0.0),
     ),
     "an impossible limit under a penalty": (
         "multiplier-at-cap",

@@ -13,10 +13,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
 from fcco.terms.limits import bounds
-from research.constrained import peers
-from research.constrained.convex import GroupLosses, Segments
-from research.constrained.fairness import RocFairness
-from research.constrained.problems import (
+from studies.constrained import peers
+from studies.constrained.convex import GroupLosses, Segments
+from studies.constrained.fairness import RocFairness
+from studies.constrained.problems import (
     NAMES,
     Batch,
     Builder,
@@ -29,8 +29,9 @@ from research.constrained.problems import (
     adam,
     training_step,
 )
-from research.constrained.problems import make as make_problem
-from research.constrained.training import Job, train
+from studies.constrained.problems import make as make_problem
+from studies.constrained.training import train
+from studies.runner import Job
 
 from .kinds import KINDS, Stated
 

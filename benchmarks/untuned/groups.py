@@ -21,8 +21,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 import fcco
 
 if TYPE_CHECKING:
-    from research.constrained.problems import Setting
-    from research.constrained.training import Job
+    from studies.constrained.problems import Setting
+    from studies.runner import Job
 
     from .constraints import Figures
 
@@ -134,8 +134,8 @@ def _reviews(dimension: int = 50, words: int = 2000, least: int = 8) -> Groups:
 
 
 def _s2(samples: int = 200) -> Groups:
-    """S2 of `research.convergence`, |w - e_i|^2 / 2, on samples whose noise has mean zero."""
-    from research.convergence.problems import PROBLEMS as CONVERGENCE
+    """S2 of `studies.convergence`, |w - e_i|^2 / 2, on samples whose noise has mean zero."""
+    from studies.convergence.problems import PROBLEMS as CONVERGENCE
 
     problem: Any = CONVERGENCE["S2"]
     generator = torch.Generator().manual_seed(0)
@@ -170,7 +170,7 @@ def _binary(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 def _readme() -> Groups:
     """The program of README.md."""
-    from benchmarks.many_groups import PER_BATCH, PER_GROUP, RATIO, STEPS, people
+    from studies.many_groups import PER_BATCH, PER_GROUP, RATIO, STEPS, people
 
     data, model = people(0), functools.partial(nn.Linear, 10, 1)
     return Groups(

@@ -12,8 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 import fcco
 from fcco.terms.limits import Limit, bounds
-from research.constrained.convex import linear
-from research.constrained.problems import Batch, Form, Problem, Schedule, Score
+from studies.constrained.convex import linear
+from studies.constrained.problems import Batch, Form, Problem, Schedule, Score
 
 Draw = Callable[[torch.Generator], Batch]
 

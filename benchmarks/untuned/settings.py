@@ -4,7 +4,7 @@
 
 Training CVaR, means over 3 seeds: `rows` at three learning rates, and `networks` beside other
 weights, 16 groups with 4 samples in a batch. It takes three minutes on two cores and needs the data
-of `fcco data amazon`. `python docs/tables.py` then writes the tables of the concepts pages.
+of `fcco data amazon`. `python -m docs.tables` then writes the tables of the concepts pages.
 """
 
 from __future__ import annotations

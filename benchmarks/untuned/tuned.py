@@ -22,10 +22,9 @@ from typing import Any
 
 from fcco_experiments.data import MissingData
 
-from research.constrained import grids, peers
-from research.constrained.report import choose, place
-from research.constrained.study import short
-from research.constrained.training import Job, Runner
+from studies.constrained import grids, peers
+from studies.constrained.report import choose, place
+from studies.runner import Job, Runner, short
 
 from . import constraints, groups
 from .constraints import LEVEL, Figures
@@ -238,7 +237,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--cache", type=Path)
     options = parser.parse_args()
-    runner = Runner(options.workers, options.cache, run=run, result=Figures)
+    runner = Runner(run, Figures, options.workers, options.cache)
     for note in peers.notes():
         print(note, file=sys.stderr)
     for part, search in ((constraints, search_constraints), (groups, search_groups)):

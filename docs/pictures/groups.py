@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 
 from fcco_experiments.report.style import colour
 
+from studies.many_groups import SHOWN, published
+
 from . import card
-from .card import GRID, IMAGES, MUTED, OURS, RESULTS
+from .card import GRID, IMAGES, MUTED, OURS
 
 HIGH = 45  # pixels of a row
-ROWS = {
-    "mean, balanced batches": "mean loss, balanced batches",
-    "mean, random batches": "mean loss, random batches",
-    "group DRO, step 0.01": "group DRO by hand, step 0.01",
-    "worst of each batch": "worst group of each batch",
-    "moving average": "moving average by hand, best of 4 weights",
-    "group DRO": "group DRO by hand, best of 6 steps",
-    "fcco": "fcco, nothing set",
-}
-"""A name or the beginning of several, of which the best counts; and what the picture calls it."""
+ROWS = (
+    "mean, balanced batches", "mean, random batches", "group DRO, step 0.01", "worst of each batch",
+    "moving average", "group DRO", "fcco",
+)  # fmt: skip
 
 
 def draw() -> list[Path]:
     """Mean and standard deviation of the distance of each method from the best possible CVaR."""
-    found = json.loads((RESULTS / "many-groups/results.json").read_text())["excess"]
     told = []
     with card.figure(480, 92 + HIGH * len(ROWS), 15) as figure:
         height = 72 * figure.get_figheight()
@@ -36,9 +30,8 @@ def draw() -> list[Path]:
         axes.grid(axis="x", color=GRID, linewidth=0.8)
         axes.set(xlim=(0, 0.15), ylim=(len(ROWS) - 0.5, -0.5), yticks=())
         axes.set_xticks((0, 0.05, 0.1), ("0", "0.05", "0.10"))
-        for row, (name, label) in enumerate(ROWS.items()):
-            own = [name] if name in found else [n for n in found if n.startswith(name)]
-            values = min((found[each] for each in own), key=statistics.fmean)
+        for row, name in enumerate(ROWS):
+            label, values = SHOWN[name], published(name)
             mean, deviation = statistics.fmean(values), statistics.stdev(values)
             look = OURS if name == "fcco" else colour("erm")
             bold = "bold" if name == "fcco" else "normal"

@@ -13,7 +13,8 @@ from fcco_experiments.report.style import colour
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from research.fairness_frontier import FILES, TITLES, best, error, read
+from studies import publish
+from studies.frontier import DATA, best, error, published
 
 from . import card
 from .card import BATCH, GRID, IMAGES, INK, MUTED, OURS, PAGE, RESULTS
@@ -28,7 +29,7 @@ def draw() -> list[Path]:
 
 def bias() -> Path:
     """How wrong a penalty on mini-batch values is, against the batch size."""
-    found = json.loads((RESULTS / "constrained/bias.json").read_text())
+    found = publish.table("constrained-bias")["bias"]
     with card.figure(480, 350, 15) as figure:
         axes = figure.add_axes((0.13, 0.15, 0.84, 0.69))
         card.quiet(axes, 13)
@@ -70,8 +71,8 @@ FAMILIES = {
 
 def constrained() -> Path:
     """Objective at a violation of 0.01, relative to the best of all methods."""
-    race = json.loads((RESULTS / "constrained/race.json").read_text())
-    del race["source"]
+    found = publish.table("constrained")["problems"]
+    race = {problem: each["methods"] for problem, each in found.items()}
     end, high, told = 4.0, 74, []
     with card.figure(520, 118 + high * len(race), 15) as figure:
         height = 72 * figure.get_figheight()
@@ -82,7 +83,7 @@ def constrained() -> Path:
         axes.set(xlim=(-0.6, end + 0.2), ylim=(len(race) - 0.5, -0.5), yticks=())
         axes.set_xticks(range(5), ["best", *(f"+{k} %" for k in range(1, 5))])
         for row, (problem, methods) in enumerate(race.items()):
-            own = {name: each["at violation 0.01"] for name, each in methods.items()}
+            own = {name: each["at_0.01"] for name, each in methods.items()}
             reached = {name: value for name, value in own.items() if value is not None}
             low = min(value[0] for value in reached.values())
             place = {k: (100 * (v / low - 1), 100 * e / low) for k, (v, e) in reached.items()}
@@ -130,21 +131,20 @@ RACERS = {
 
 def convergence() -> Path:
     """Samples to each accuracy, last iterate, a panel for each problem."""
-    found = json.loads((RESULTS / "convergence/samples.json").read_text())
-    del found["source"]
+    found = publish.table("convergence")["problems"]
     with card.figure(560, 690, 15) as figure:
         figure.text(0.03, 0.968, "Samples to an accuracy, last iterate", va="center")
         entries = [(name, colour(RACERS[name])) for name in ("SONEX", "SONX", "ALEXR2")]
         entries += [("OOA or ICPPAC", colour("ooa")), ("others", MUTED)]
         legend(figure, entries, 0.93, (0.03, 0.19, 0.33, 0.49, 0.8))
-        for number, (problem, outputs) in enumerate(found.items()):
+        for number, (problem, each) in enumerate(found.items()):
             row, column = divmod(number, 2)
             axes = figure.add_axes((0.09 + 0.49 * column, 0.66 - 0.3 * row, 0.4, 0.225))
             card.quiet(axes, 12)
             axes.set_title(problem, loc="left", fontsize=14, fontweight="bold", pad=4, color=INK)
-            accuracy = outputs["last"]["accuracy"]
-            for name, samples in outputs["last"]["samples"].items():
-                pairs = [(x, y) for x, y in zip(accuracy, samples, strict=True) if y is not None]
+            for name, outputs in each["methods"].items():
+                pairs = zip(each["accuracies"], outputs["last"]["samples"], strict=True)
+                pairs = [(x, y) for x, y in pairs if y is not None]
                 look: Any = GREY
                 if name in RACERS:
                     look = {"color": colour(RACERS[name]), "linewidth": 2.2, "zorder": 3}
@@ -185,8 +185,8 @@ def fairness() -> Path:
         figure.text(0.03, 0.968, "AUC against the gap of rates, test data", va="center")
         entries = [(name, colour(name)) for name in FRONT] + [("others", MUTED)]
         legend(figure, entries, 0.935, (0.03, 0.21, 0.37, 0.5, 0.68))
-        for number, path in enumerate(FILES):
-            head, points = read(path)
+        for number, (data, title) in enumerate(DATA.items()):
+            head, points = published(data)
             axes = figure.add_axes((0.11, 0.545 - 0.465 * number, 0.86, 0.33))
             card.quiet(axes, 12.5)
             axes.grid(axis="x", color=GRID, linewidth=0.8)
@@ -209,9 +209,7 @@ def fairness() -> Path:
                 "by chance", (head["test_floor"], 0), (5, 6), xycoords=("data", "axes fraction"),
                 textcoords="offset points", color=MUTED, fontsize=12.5,
             )  # fmt: skip
-            axes.set_title(
-                f"{TITLES[head['data']]}", loc="left", fontsize=14, fontweight="bold", color=INK
-            )
+            axes.set_title(title, loc="left", fontsize=14, fontweight="bold", color=INK)
             axes.margins(0.04)
             axes.set_xlabel("largest gap (← better)", loc="right", fontsize=12.5, color=MUTED)
         alt = (

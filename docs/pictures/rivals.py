@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import gzip
 import statistics
-import tempfile
-from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fcco_experiments.report.style import colour
+from fcco_experiments.stats import paired
 from matplotlib.axes import Axes
 
-import benchmarks.estimators.__main__ as estimators_command
-import benchmarks.identities.__main__ as identities_command
-import benchmarks.xrisk.__main__ as ranking_command
-from benchmarks.estimators import methods, tables, training
-from benchmarks.identities.comments import WORDS
-from benchmarks.identities.training import END_TO_END
-from benchmarks.xrisk import methods as ranking_methods
-from benchmarks.xrisk import problems
+from studies.estimators import __main__ as estimators_study
+from studies.identities import __main__ as identities_study
+from studies.identities.comments import WORDS
+from studies.identities.training import END_TO_END
+from studies.xrisk import __main__ as ranking_study
+from studies.xrisk.__main__ import TITLES
+from studies.xrisk.problems import metrics_of
 
 from .. import tables as pages
 from . import card
-from .card import ERM, GRID, IMAGES, INK, LIMIT, MUTED, OURS, PAGE, RESULTS
+from .card import ERM, GRID, IMAGES, INK, LIMIT, MUTED, OURS, PAGE
 from .races import GREY, legend
 
 
 def draw() -> list[Path]:
     """All of them."""
     return [ranking(), identities(), estimators(), steps()]
-
-
-def published(folder: str, train: Callable[..., Any], *cells: Any, **options: Any) -> Any:
-    """What a benchmark makes of its runs in docs/results; it fails where one is missing."""
-    with tempfile.TemporaryDirectory() as temporary:
-        runs = Path(temporary) / "runs.jsonl"
-        runs.write_bytes(gzip.decompress((RESULTS / folder / "runs.jsonl.gz").read_bytes()))
-        missing = dict.fromkeys(("arrays", "tokens", "weights", "steps"))
-        return train(*cells, Namespace(workers=1, out=runs, quick=False, **missing | options))
 
 
 def rows(axes: Axes, number: int) -> None:
@@ -50,24 +36,10 @@ def rows(axes: Axes, number: int) -> None:
     axes.set(ylim=(number - 0.5, -0.5), yticks=())
 
 
-DATA = {
-    "hiv": "HIV molecules", "toxicity": "toxic comments", "bald": "bald faces",
-    "gray_hair": "gray hair", "ranking": "query lists",
-}  # fmt: skip
-COUNTERPARTS = {"AP": "SOAP", "pAUC": "SOPA", "tpAUC": "STACO", "NDCG@5": "SONG", "NDCG@10": "SONG"}
-"""The loss of LibAUC for the same metric."""
-
-
 def ranking() -> Path:
     """The metric of ours less that of LibAUC and of cross-entropy, with 95 % intervals."""
-    cells = [
-        ranking_command.Cell(data, metric, method)
-        for data in problems.DATA
-        for metric in problems.metrics_of(data)
-        for method in ranking_methods.METHODS[metric]
-    ]
-    found = published("xrisk", ranking_command.train, cells, seeds=10)
-    figures = [(data, metric) for data in DATA for metric in problems.metrics_of(data)]
+    found = ranking_study.published()
+    figures = [(data, metric) for data in TITLES for metric in metrics_of(data)]
     high, told = 30, []
     with card.figure(520, 118 + high * len(figures), 15) as figure:
         height = 72 * figure.get_figheight()
@@ -77,24 +49,21 @@ def ranking() -> Path:
         axes.set(xlim=(-0.055, 0.055))
         axes.set_xticks((-0.04, -0.02, 0, 0.02, 0.04), ("−0.04", "−0.02", "0", "+0.02", "+0.04"))
         for row, (data, metric) in enumerate(figures):
-            ours = found[ranking_command.Cell(data, metric, "ours")][1]
-            plain = "listwise" if data == "ranking" else "bce"
-            rivals = ((f"libauc {COUNTERPARTS[metric]}", "libauc"), (plain, "erm"))
-            for shift, (rival, word) in zip((-0.15, 0.15), rivals, strict=True):
-                theirs = found[ranking_command.Cell(data, metric, rival)][1]
-                pairs = zip(ours, theirs, strict=True)
-                middle, half = ranking_command.interval([a - b for a, b in pairs])
+            mine = ranking_study.Cell(data, metric, "ours")
+            rivals = zip(ranking_study.rivals(mine), ("libauc", "erm"), (-0.15, 0.15), strict=True)
+            for rival, word, shift in rivals:
+                gap = paired(found[mine], found[rival])
                 axes.errorbar(
-                    middle, row + shift, xerr=half, fmt="o", color=colour(word), markersize=7,
-                    elinewidth=2, markeredgewidth=0, zorder=3,
+                    gap.mean, row + shift, xerr=gap.high - gap.mean, fmt="o", color=colour(word),
+                    markersize=7, elinewidth=2, markeredgewidth=0, zorder=3,
                 )  # fmt: skip
                 if word == "libauc":
-                    told.append(f"{DATA[data]} {metric} {middle:+.3f}")
+                    told.append(f"{TITLES[data]} {metric} {gap.mean:+.3f}")
             beside = axes.get_yaxis_transform()
             first = row == 0 or figures[row - 1][0] != data
             if first:
                 axes.text(
-                    -0.62, row, DATA[data], transform=beside, va="center", fontweight="bold",
+                    -0.62, row, TITLES[data], transform=beside, va="center", fontweight="bold",
                     fontsize=13,
                 )  # fmt: skip
                 axes.plot(
@@ -119,16 +88,12 @@ def ranking() -> Path:
 
 def identities() -> Path:
     """The false-positive rate of each identity, plainly trained and constrained."""
-    found = published(
-        "identities", identities_command.train, problem=END_TO_END, seeds=3, tuning=1, device="cpu"
+    found = identities_study.published(END_TO_END)
+    plain, ours = (
+        [identities_study.rates(found[method][1], place) for place in range(len(WORDS))]
+        for method in ("erm", "ours")
     )
-
-    def rates(method: str) -> list[float]:
-        runs = [run.groups["test"] for run in found[method][1]]
-        return [statistics.fmean(w / n for w, n in each) for each in zip(*runs, strict=True)]
-
-    plain, ours = rates("erm"), rates("ours")
-    limit = statistics.fmean(run.fpr["test"] for run in found["ours"][1]) + identities_command.LIMIT
+    limit = statistics.fmean(run.fpr["test"] for run in found["ours"][1]) + identities_study.LIMIT
     order = sorted(range(len(WORDS)), key=lambda place: -plain[place])
     names, high = list(WORDS), 25
     with card.figure(520, 132 + high * len(order), 15) as figure:
@@ -181,14 +146,8 @@ SHORT = {"demographic_parity": "parity", "equalized_odds": "odds"}
 
 def estimators() -> Path:
     """Accuracy relative to ours, and the gap, of fairlearn's methods."""
-    command = estimators_command
-    cells = [
-        (table, constraint, method)
-        for table in tables.READERS
-        for constraint in training.CONSTRAINTS
-        for method in methods.METHODS
-    ]
-    found = published("estimators", command.train, cells, seeds=10)
+    study = estimators_study
+    found = study.published()
     figures = [(table, constraint) for table in TABLES for constraint in SHORT]
     high, told, shade = 32, [], colour("fairlearn")
     with card.figure(560, 134 + high * len(figures), 15) as figure:
@@ -205,16 +164,12 @@ def estimators() -> Path:
         panels[1].set_xticks((0, 0.02, 0.05, 0.08), ("0", "0.02", "0.05", "0.08"))
         panels[1].axvline(0.02, color=LIMIT, linewidth=1.4, linestyle=(0, (3, 2)))
         for row, (table, constraint) in enumerate(figures):
-
-            def means(method: str, where: tuple[str, str]) -> list[float]:
-                own = found[(*where, method)]
-                return [statistics.fmean(command.values(own, k)) for k in ("accuracy", "gap")]
-
-            base, gap = means(command.OURS, (table, constraint))
-            for label, names in command.RIVALS.items():
-                method = command.best(found, table, constraint, names)
-                assert method is not None
-                accuracy, other = means(method, (table, constraint))
+            mine = study.Cell(table, constraint, study.OURS)
+            base, gap = (found[mine].mean(key) for key in ("accuracy", "gap"))
+            for label, names in study.RIVALS.items():
+                rival = study.best(found, mine, names)
+                assert rival is not None
+                accuracy, other = (found[rival].mean(key) for key in ("accuracy", "gap"))
                 for axes, value in zip(panels, (accuracy - base, other), strict=True):
                     if label not in RIVALS:
                         axes.plot(value, row, "o", **GREY, markersize=8, markeredgewidth=0)

@@ -7,10 +7,10 @@ from statistics import fmean
 
 from fcco_experiments.report.style import colour
 
-from research.group_dro.report import NETWORKS, fresh, is_constant, read
+from studies.group_dro.report import NETWORKS, fresh, is_constant, published
 
 from . import card
-from .card import GRID, IMAGES, INK, MUTED, RESULTS
+from .card import GRID, IMAGES, INK, MUTED
 
 DATA = {
     "celeba": "CelebA, 16 groups",
@@ -26,7 +26,7 @@ HIGH = 22
 
 def draw() -> list[Path]:
     """A panel for each data set: a dot for each split, a bar at the mean."""
-    runs = read(RESULTS / "group-dro/networks.jsonl.gz")
+    runs = published("networks")
     with card.figure(560, 90 + 3 * (HIGH * len(NETWORKS) + 52), 13) as figure:
         height, top = 72 * figure.get_figheight(), 52
         figure.text(0.03, 1 - 24 / height, "Training CVaR, worst 15 % of the groups", fontsize=15)

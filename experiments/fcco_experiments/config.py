@@ -340,7 +340,7 @@ def _layers(
 ) -> list[Layer]:
     """A file and the section of its setting, after those of what they extend."""
     file, setting = _find(task, kind, name, beside)
-    label = file.name if file.parent == _folder(task, kind) else str(file)
+    label = file.name if file.parent == folder(task, kind) else str(file)
     whole = _read_file(file, label)
     settings = whole.section("settings")
     if setting is None and DEFAULT in settings.values:
@@ -367,11 +367,11 @@ def _find(task: Task, kind: str, name: str, beside: Path | None) -> tuple[Path, 
         if not Path(name).is_file():
             raise _NotFound(f"There is no {kind} file {name}.")
         return Path(name), None
-    folders = [folder for folder in (beside, _folder(task, kind)) if folder is not None]
-    dashes = [place.start() for place in re.finditer("-", name)]
+    folders = [place for place in (beside, folder(task, kind)) if place is not None]
+    dashes = [dash.start() for dash in re.finditer("-", name)]
     splits = [(name, None), *((name[:at], name[at + 1 :]) for at in reversed(dashes))]
-    for (stem, setting), folder in itertools.product(splits, folders):
-        file = folder / f"{stem}.yaml"
+    for (stem, setting), place in itertools.product(splits, folders):
+        file = place / f"{stem}.yaml"
         if file.is_file():
             settings = _read_file(file, file.name).section("settings").values
             if setting is None or setting in settings:
@@ -382,10 +382,10 @@ def _find(task: Task, kind: str, name: str, beside: Path | None) -> tuple[Path, 
     raise _NotFound(f"{text} Or give the path of a YAML file.")
 
 
-def _folder(task: Task, kind: str) -> Path:
+def folder(task: Task, kind: str = "config") -> Path:
     """Where a task keeps its files: in the package, unless it has a folder `configs` of its own."""
-    folder = CONFIGS / task.name if task.configs is None else Path(task.configs)
-    return folder / "grids" if kind == "grid" else folder
+    place = CONFIGS / task.name if task.configs is None else Path(task.configs)
+    return place / "grids" if kind == "grid" else place
 
 
 def _read_file(file: Path, label: str) -> Layer:
@@ -403,13 +403,13 @@ def _read_file(file: Path, label: str) -> Layer:
 
 def names(task: Task, kind: str = "config") -> list[str]:
     """The configs (or grids) of a task, settings included, such as `celeba` and `celeba-beta`."""
-    files = settings_in(_folder(task, kind))
+    files = settings_in(folder(task, kind))
     return sorted([*files, *(f"{stem}-{setting}" for stem in files for setting in files[stem])])
 
 
 def data_sets(task: Task) -> list[str]:
     """The data sets that a task has configs for."""
-    return [name for name in settings_in(_folder(task, "config")) if name != TABLE]
+    return [name for name in settings_in(folder(task)) if name != TABLE]
 
 
 @functools.cache

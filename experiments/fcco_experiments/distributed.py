@@ -54,18 +54,18 @@ def _number(variable: str, missing: int = 0) -> int:
     return int(os.environ.get(variable) or missing)
 
 
-def _launched() -> bool:
+def is_launched() -> bool:
     """Whether torchrun (or what sets the same variables) started several processes."""
     return _number("WORLD_SIZE", 1) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
 def _local_rank() -> int:
-    return _number("LOCAL_RANK") if _launched() else 0
+    return _number("LOCAL_RANK") if is_launched() else 0
 
 
 def launch_command() -> list[str]:
     """The command line of torchrun, as far as its processes know it; empty without torchrun."""
-    if not _launched():
+    if not is_launched():
         return []
     machines = os.environ.get("GROUP_WORLD_SIZE", "1")
     where = ["--standalone"] if machines == "1" else ["--nnodes", machines]
@@ -79,7 +79,7 @@ def device(wanted: str = "auto") -> torch.device:
         return torch.device("cpu")
     if not gpus:
         raise ConfigError("`device` is cuda but torch sees no GPU; cpu or auto will do.")
-    if not _launched():
+    if not is_launched():
         return torch.device("cuda", torch.cuda.current_device())
     if (processes := _number("LOCAL_WORLD_SIZE", 1)) > gpus:  # on every rank, or some would wait
         raise ConfigError(
@@ -108,7 +108,7 @@ def rank() -> int:
 
 def is_first() -> bool:
     """Whether this process writes and prints; also right outside of `process_group`."""
-    return rank() == 0 if _ready() else not _launched() or _number("RANK") == 0
+    return rank() == 0 if _ready() else not is_launched() or _number("RANK") == 0
 
 
 @contextlib.contextmanager
@@ -118,7 +118,7 @@ def process_group(wanted: str = "cpu") -> Iterator[None]:
     An error that all ranks raise together (see `run_on_first` and `run_on_all`) leaves the block as
     usual. Any other ends this process at once, because the other ranks wait for it.
     """
-    if not _launched() or _ready():
+    if not is_launched() or _ready():
         yield
         return
     place, backend = device(wanted), "gloo"

@@ -14,16 +14,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import stats, store
-from .store import COMPARISON, RESULT, SWEEP, Comparison, FolderError, SavedRun
-from .task import Metric, Page, Row
+from . import stats, store, tasks
+from .config import fields_of, from_plain
+from .store import COMPARISON, RUNS, SWEEP, TABLE, Comparison, FolderError, SavedRun
+from .task import Metric, Page, Row, Task
 
-if TYPE_CHECKING:
-    from .task import Task
-
-TABLE, RUNS = "table.json", "runs.jsonl.gz"
 EVALUATIONS = 20  # of a run that are published, at most
 DIGITS = 6  # significant ones of a figure of a run
 LONGEST = 64  # a longer list is not published
@@ -31,9 +28,6 @@ LONGEST = 64  # a longer list is not published
 
 def problem(comparison: Comparison) -> tuple[Task, Any]:
     """Task and config of saved runs; fields that the config had in earlier versions are ignored."""
-    from . import tasks
-    from .config import fields_of, from_plain
-
     task = tasks.get(comparison.meta["task"], saved=True)
     known = fields_of(task.config)
     saved = {key: value for key, value in comparison.meta["config"].items() if key in known}
@@ -111,8 +105,6 @@ def publish(folder: Path, target: Path) -> list[Path]:
     Raises:
         FolderError: when no run has finished, or results with more runs would be lost.
     """
-    from . import sweep
-
     if not (folder / COMPARISON).is_file():
         raise FolderError(f"{folder} holds no {COMPARISON}: it is not a folder of runs.")
     comparison = store.load_comparison(folder)
@@ -120,7 +112,7 @@ def publish(folder: Path, target: Path) -> list[Path]:
         "command": re.sub(r" --(out|data-folder)[ =]('[^']*'|\S+)", "", comparison.meta["command"]),
         "environment": environment(comparison.runs),
     }
-    found = sweep.read(folder)
+    found = store.read_sweep(folder)
     if found is not None:
         target.mkdir(parents=True, exist_ok=True)
         _write_gzip(target / SWEEP, [small_sweep(found, meta)])
@@ -180,7 +172,7 @@ def small_sweep(sweep: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, 
     """A sweep with rounded figures, and with the config once instead of once for each setting.
 
     Args:
-        sweep: from `fcco_experiments.sweep.read`.
+        sweep: from `store.read_sweep`.
         meta: of its comparison; of the methods, the first setting of each is kept.
     """
     first: dict[str, str] = {}
@@ -189,27 +181,3 @@ def small_sweep(sweep: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, 
     methods = {name: meta["config"]["methods"][own] for name, own in first.items()}
     meta = {**meta, "methods": list(methods), "config": {**meta["config"], "methods": methods}}
     return {**_rounded(sweep, DIGITS), "meta": meta}
-
-
-def read(folder: Path) -> Comparison | None:
-    """Published results as a comparison, None for a folder without them."""
-    if (folder / TABLE).is_file() and not (folder / RESULT).is_file():
-        meta = store.read_json(folder / TABLE).get("meta")
-    else:
-        from . import sweep
-
-        meta = (sweep.read(folder) or {}).get("meta")
-    if meta is None:
-        return None
-    path = folder / RUNS
-    lines = store.read_gzip(path).splitlines() if path.is_file() else []
-    return Comparison(folder, meta, [_run(folder, meta, json.loads(line)) for line in lines])
-
-
-def _run(folder: Path, meta: Mapping[str, Any], line: Mapping[str, Any]) -> SavedRun:
-    result = line["result"]
-    result |= {key: store.numbers(result[key]) for key in ("final", "end")}
-    rows = [store.numbers(row) for row in line["rows"]]
-    config = {k: v for k, v in meta["config"].items() if k not in ("methods", "seeds")}
-    name, seed, method = line["name"], line["seed"], line["method"]
-    return SavedRun(folder, name, seed, config, method, rows, result, meta["environment"])

@@ -171,22 +171,6 @@ def paired(left: Sequence[float], right: Sequence[float], level: float = 0.95) -
     return Interval(mean, mean - reach, mean + reach, pairs)
 
 
-def against(comparison: Comparison, key: str, first: str) -> dict[str, Interval]:
-    """Each other method's figure less that of `first`, paired by the seeds that both have."""
-    values: dict[str, dict[int, float]] = {}
-    for run in comparison.runs:
-        value: Any = run.figures.get(key)
-        if is_finite(value):
-            values.setdefault(run.name, {})[run.seed] = float(value)
-    base = values.get(first, {})
-    intervals = {}
-    for name in comparison.meta["methods"]:
-        seeds = [seed for seed in base if seed in values.get(name, {})]
-        if name != first and seeds:
-            intervals[name] = paired([values[name][s] for s in seeds], [base[s] for s in seeds])
-    return intervals
-
-
 def frontier(
     x: Sequence[float], y: Sequence[float], higher_x: bool = False, higher_y: bool = True
 ) -> list[int]:

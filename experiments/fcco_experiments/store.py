@@ -35,8 +35,9 @@ TENSORBOARD, LOCK = "tensorboard", ".lock"
 _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, PREVIOUS)
 # Files of a comparison.
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
+TABLE, RUNS = "table.json", "runs.jsonl.gz"
 FLEET_LINES, FLEET_FOLDER = "fleet.jsonl", "fleet"
-_SUMMARIES = ("table.json", "table.md", "report.html", SWEEP, "runs.jsonl", WINNERS, CONFIG)
+_SUMMARIES = (TABLE, "table.md", "report.html", SWEEP, "runs.jsonl", WINNERS, CONFIG)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+(\.previous)?\.(pt|jsonl|txt)|environment\.json"
 
 
@@ -172,7 +173,7 @@ class Event:
     run: str  # its label, `name/seed-k`
     epoch: float = 0.0
     epochs: int = 0  # how far it goes
-    figures: dict[str, float] = field(default_factory=dict)  # headline, of the last evaluation
+    figures: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     text: str = ""  # why it diverged or failed
     details: str = ""  # file with the traceback of a failure
     count: int = 1  # a fleet speaks for all of its runs
@@ -424,9 +425,7 @@ def load_comparison(folder: Path) -> Comparison:
     Of a run that was trained alone its folder is read, of one in a fleet its line. Published
     results are read too.
     """
-    from . import results
-
-    if not (folder / COMPARISON).is_file() and (published := results.read(folder)) is not None:
+    if not (folder / COMPARISON).is_file() and (published := _published(folder)) is not None:
         return published
     meta = read_meta(folder)
     lines = read_fleet_lines(folder)
@@ -443,6 +442,39 @@ def load_comparison(folder: Path) -> Comparison:
             elif (place / CONFIG).is_file():
                 runs.append(load_run(place))
     return Comparison(folder, meta, runs)
+
+
+def _published(folder: Path) -> Comparison | None:
+    """Published results as a comparison, None for a folder without them."""
+    if (folder / TABLE).is_file() and not (folder / RESULT).is_file():
+        meta = read_json(folder / TABLE).get("meta")
+    else:
+        meta = (read_sweep(folder) or {}).get("meta")
+    if meta is None:
+        return None
+    config = {k: v for k, v in meta["config"].items() if k not in ("methods", "seeds")}
+    runs = []
+    for text in read_gzip(folder / RUNS).splitlines() if (folder / RUNS).is_file() else ():
+        line = json.loads(text)
+        name, seed, method, rows = (line[key] for key in ("name", "seed", "method", "rows"))
+        result, rows = _with_nan(line["result"]), numbers(rows)
+        run = SavedRun(folder, name, seed, config, method, rows, result, meta["environment"])
+        runs.append(run)
+    return Comparison(folder, meta, runs)
+
+
+def read_sweep(folder: Path) -> dict[str, Any] | None:
+    """What `sweep.choose` left in a folder, None for one of no sweep."""
+    path = folder / SWEEP
+    if not path.is_file():
+        return None
+    text = read_gzip(path)
+    try:
+        sweep = json.loads(text)
+    except ValueError as error:
+        raise FolderError(f"{path} cannot be read: {error}.") from error
+    kinds = dict.fromkeys(("task", "rule", "limited", "settings", "ranking", "winners"), object)
+    return _require(path, sweep, kinds)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

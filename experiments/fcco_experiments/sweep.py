@@ -35,9 +35,10 @@ import numpy as np
 
 from . import config as configs
 from . import store, tasks
-from .compare import Plan, plan
 from .config import ConfigError, from_plain, plain
+from .run.plan import Plan, plan
 from .store import COMPARISON, SWEEP, Comparison, SavedRun
+from .store import read_sweep as read
 from .task import Experiment, Method, Row, Rule, Task
 
 Values = dict[str, Any]
@@ -242,22 +243,6 @@ def write(out: Path, sweep: Mapping[str, Any]) -> None:
     text = json.dumps(store.clean(sweep), separators=(",", ":"))
     with store.replacing(out / SWEEP) as file:
         file.write(gzip.compress(text.encode(), mtime=0))
-
-
-def read(out: Path) -> dict[str, Any] | None:
-    """What `choose` left in a folder, None for one of no sweep."""
-    path = out / SWEEP
-    if not path.is_file():
-        return None
-    text = store.read_gzip(path)
-    try:
-        sweep = json.loads(text)
-    except ValueError as error:
-        raise store.FolderError(f"{path} cannot be read: {error}.") from error
-    keys = ("task", "rule", "limited", "settings", "ranking", "winners")
-    if missing := [key for key in keys if not isinstance(sweep, dict) or key not in sweep]:
-        raise store.FolderError(f"{path} is damaged: it has no {', '.join(missing)}.")
-    return sweep
 
 
 def _earlier(out: Path, config: Any, settings: Sequence[Setting]) -> list[Setting]:

@@ -144,16 +144,13 @@ class Training(_Steps):
     """One run in memory.
 
     With several processes (torchrun) every rank has one, and all ranks call the same members at the
-    same time, so that these may communicate. The figures of rank 0 count.
+    same time, so that these may communicate. The figures and the state of rank 0 count.
 
     Attributes:
         device: where it trains, for the record of the environment.
-        sharded: whether the state of each rank is its own (FSDP2): a checkpoint then holds all of
-            them and fits that number of ranks alone. Else the state of rank 0 serves every rank.
     """
 
     device: torch.device = torch.device("cpu")
-    sharded: bool = False
 
     @abstractmethod
     def evaluate(self) -> Row:
@@ -283,6 +280,10 @@ class Task(ABC):
     @abstractmethod
     def page(self, config: Any) -> Page:
         """Words and plots of the report."""
+
+    def metrics(self, config: Any) -> tuple[Metric, ...]:
+        """The figures of the page, for whoever needs no words."""
+        return self.page(config).metrics
 
     @abstractmethod
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:

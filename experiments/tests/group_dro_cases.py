@@ -9,8 +9,7 @@ import pytest
 import torch
 from fcco_experiments.data.grouped import GroupedPart, Samples, Vectors, cut_within_groups, part
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.group_dro.config import GroupDRO
-from fcco_experiments.tasks.group_dro.training import GroupDROTraining
+from fcco_experiments.tasks.group_dro.training import GroupDRO, GroupDROTraining
 from fcco_experiments.tasks.network import Classifier
 from torch import Tensor, nn
 

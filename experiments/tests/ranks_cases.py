@@ -1,8 +1,8 @@
 """A task for several processes, and checks that run inside of them.
 
-The environment variable RANKS_TROUBLE, which this task alone understands, is such as `nan:ddp:1:7`:
-rank 1 diverges at step 7 of the method `ddp`. `break` raises an error there, `term` is SIGTERM;
-`odd` stands for figures of rank 1 that are not finite.
+The environment variable RANKS_TROUBLE, which this task alone understands, is such as
+`nan:first:1:7`: rank 1 diverges at step 7 of the method `first`. `break` raises an error there,
+`term` is SIGTERM; `odd` stands for figures of rank 1 that are not finite.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fcco_experiments import compare, distributed, engine, fleets, strategy, task, workers
+from fcco_experiments import compare, distributed, strategy, task
+from fcco_experiments.run import engine, workers
 from fcco_experiments.store import Event, RunSpec
 from fcco_experiments.task import Experiment, Method, Metric, Page, Panel, Row
-from fcco_experiments.tasks.group_dro.config import GroupDRO
-from fcco_experiments.tasks.x_risk.config import XRisk
+from fcco_experiments.tasks.group_dro.training import GroupDRO
+from fcco_experiments.tasks.x_risk.training import XRisk
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-from toy_task import ToyConfig
 
 import fcco
 
@@ -46,26 +46,9 @@ class Config(Experiment):
 
 
 def build() -> Config:
-    """Two methods: the strategy is a setting, so that one start of processes tries both."""
-    common = {"smoothing": 0.1, "gamma": 0.3, "correction": 0.6}
-    ddp = Method("cvar", 0.05, settings={"strategy": "ddp", **common})
-    fsdp2 = replace(ddp, settings={**ddp.settings, "strategy": "fsdp2"})
-    methods = {"ddp": ddp, "fsdp2": fsdp2}
+    first = Method("cvar", 0.05, settings={"smoothing": 0.1, "gamma": 0.3, "correction": 0.6})
+    methods = {"first": first, "second": replace(first, lr=0.02)}
     return Config(data="grouped", epochs=4, seeds=(0,), methods=methods, checkpoint_every=1)
-
-
-class Net(strategy.Staged):
-    """Odd sizes: the shards of two ranks differ, and the last layer leaves one without any."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(4, 7), nn.Linear(7, 5), nn.Linear(5, 1)
-
-    def stages(self) -> list[Any]:
-        return [[self.first], [nn.Tanh(), self.second]]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
 
 
 class Training(task.Training):
@@ -74,9 +57,9 @@ class Training(task.Training):
 
     def __init__(self, method: Method, seed: int) -> None:
         settings: dict[str, Any] = dict(method.settings)
-        self.word = settings.pop("strategy")
-        self.model = strategy.wrap(Net().double(), self.word, "cpu")
-        self.sharded = strategy.is_sharded(self.model)
+        self.lr = method.lr
+        network = nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 1))
+        self.model = strategy.wrap(network.double(), "cpu")
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=method.lr)
         self.objective: Any = fcco.CVaRGroupDRO(self.model, self.optimizer, GROUPS, 0.4, **settings)
         self.sampler = fcco.GroupBatchSampler(GROUP, 3, 4, seed=seed)
@@ -92,7 +75,7 @@ class Training(task.Training):
         self.optimizer.step()
         self.optimizer.zero_grad()
         torch.rand(())
-        trouble(self.word, self.done)
+        trouble("first" if self.lr == 0.05 else "second", self.done)
         self.done += 1
 
     @torch.no_grad()
@@ -104,8 +87,6 @@ class Training(task.Training):
 
     def finish(self) -> Row:
         whole = [value.detach() for value in strategy.unwrapped(self.model).state_dict().values()]
-        if self.sharded:
-            whole = [value.full_tensor() for value in whole]
         return {
             "weights": torch.cat([value.flatten() for value in whole]),
             "draws": distributed.all_gather(torch.rand(()).item()),
@@ -170,13 +151,13 @@ class RanksTask(task.Task):
 TASK = RanksTask()
 
 
-def spec(name: str = "ddp", seed: int = 0, **changes: Any) -> RunSpec:
+def spec(name: str = "first", seed: int = 0, **changes: Any) -> RunSpec:
     base = build()
     return RunSpec("ranks_cases:TASK", name, base.methods[name], seed, replace(base, **changes))
 
 
 def build_group_dro() -> GroupDRO:
-    """A double loop on shards: anchors, moments, previous weights and a tracker to be saved.
+    """A double loop: anchors, moments, previous weights and a tracker to be saved.
 
     Two ranks cut its batches of 2 x 27 samples in the middle of a group, at an odd place.
     """
@@ -185,7 +166,7 @@ def build_group_dro() -> GroupDRO:
     return GroupDRO(
         data="grouped-synthetic", train="all", hidden=(8,), epochs=3, seeds=(0,),
         methods={"erm": Method("erm", 0.01), "alexr2": alexr2}, checkpoint_every=1,
-        batch=27, groups_per_batch=3, device="cpu", strategy="fsdp2",
+        batch=27, groups_per_batch=3, device="cpu",
     )  # fmt: skip
 
 
@@ -227,7 +208,7 @@ def refusals(out: Path) -> dict[str, Any]:
     nowhere = raised(lambda: workers.run([spec(data="nowhere")], out / "nowhere"))
     events: list[Event] = []
     ended = workers.run(
-        [spec(data="different"), spec("fsdp2", epochs=1)], out / "different", workers=2,
+        [spec(data="different"), spec("second", epochs=1)], out / "different", workers=2,
         on_event=events.append,
     )  # fmt: skip
     other = replace(build(), epochs=4 + distributed.rank())
@@ -258,35 +239,16 @@ def endings(out: Path) -> dict[str, Any]:
         engine.train(spec_group_dro(name), out / "whole" / name)
     for name in ("ap", "tpauc", "ndcg"):
         engine.train(spec_x_risk(name), out / "whole" / name)
-    with_trouble("nan:ddp:1:7")
+    with_trouble("nan:first:1:7")
     ended = engine.train(spec(), out / "nan")
     found["nan"] = [ended.kind, ended.text]
     with_trouble("odd")
     found["odd"] = engine.train(spec(epochs=1), out / "odd").kind
-    with_trouble("term:ddp:1:7")
-    signalled = workers.run([spec(), spec("fsdp2")], out / "term")
+    with_trouble("term:first:1:7")
+    signalled = workers.run([spec(), spec("second")], out / "term")
     found["term"] = [each.kind for each in signalled]
     with_trouble("")
     return found
-
-
-def fleet(out: Path) -> list[str]:
-    """A sweep as fleets, stopped before its end; what is left to do is for one process."""
-    plan = compare.plan("fleet_toy:TASK", "config", fleet_config())
-    kinds = []
-    for name, step in (("whole", ""), ("stopped", "9")):
-        os.environ["FLEET_STOP"] = step
-        ended = compare.execute(plan, out / "fleet" / name, workers_=1, fleets=fleets.train)
-        kinds.append(" ".join(sorted({outcome.kind for outcome in ended})))
-    return kinds
-
-
-def fleet_config() -> Any:
-    """Two kinds, one run that diverges, and a method that no fleet can hold."""
-    settings = {"penalty": 8, "smoothing": 0.01, "nu": 1.0, "eta": 0.02, "inner_steps": 5}
-    methods = {f"sox@{k}": Method("sox", lr, "sgd") for k, lr in enumerate((0.02, 0.3, 9))}
-    methods |= {"adam": Method("sox", 0.1), "alexr2": Method("alexr2", 0.1, settings=settings)}
-    return ToyConfig(data="toy", epochs=6, seeds=(0, 3, 5), methods=methods)
 
 
 def with_trouble(text: str) -> None:
@@ -298,7 +260,7 @@ def command(out: Path, *more: str) -> dict[str, Any]:
     from fcco_experiments.cli.app import app
 
     told, said = io.StringIO(), io.StringIO()
-    line = ["run", "ranks_cases:TASK", "--config", str(out / "config.yaml"), "--method", "ddp"]
+    line = ["run", "ranks_cases:TASK", "--config", str(out / "config.yaml"), "--method", "first"]
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(told):
         code: Any = None
         try:
@@ -319,12 +281,11 @@ def main() -> None:
     with distributed.process_group():
         found: dict[str, Any] = {"refusals": refusals(out)}
         found["endings"] = endings(out)
-        found["fleet"] = fleet(out)
         found["commands"] = [command(out), command(out), command(out, "--epochs", "many")]
         (out / f"{distributed.rank()}.json").write_text(json.dumps(found))
         distributed.any_rank(False)
-        with_trouble("break:fsdp2:1:7")
-        workers.run([spec("fsdp2"), spec()], out / "broken", on_event=complain)
+        with_trouble("break:second:1:7")
+        workers.run([spec("second"), spec()], out / "broken", on_event=complain)
 
 
 if __name__ == "__main__":

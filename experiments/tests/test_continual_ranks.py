@@ -13,15 +13,13 @@ import torch
 from continual_cases import METHODS, one_thread, problem, steps  # noqa: F401 (a fixture)
 from fcco_experiments import distributed
 
-CASES = {"sonex": "ddp", "replay": "ddp", "alexr2": "fsdp2"}
-"""Methods with the strategy under which they are tried; batches are cut in unequal parts."""
+CASES = ("sonex", "replay", "alexr2")
 
 
 def figures(name: str) -> dict[str, Any]:
-    """After some steps, and after going on from a checkpoint."""
-    own = problem(batch=7, negatives=9, strategy=CASES[name])
+    """After some steps on batches of unequal parts, and after going on from a checkpoint."""
+    own = problem(batch=7, negatives=9)
     run, again = own.start(METHODS[name], 0), own.start(METHODS[name], 0)
-    assert run.sharded == (CASES[name] == "fsdp2" and distributed.world_size() > 1)
     rows = [run.evaluate()]
     steps(run, 7)  # in the middle of a round of alexr2
     again.load_state_dict(copy.deepcopy(run.state_dict()))

@@ -17,7 +17,7 @@ from fcco_experiments.task import Method, Row
 from fcco_experiments.tasks.continual import TASK, Continual
 from fcco_experiments.tasks.continual.training import METHODS as WORDS
 from fcco_experiments.tasks.continual.training import BuiltMethod, by_class, changes
-from fcco_experiments.tasks.verdict import judge
+from fcco_experiments.tasks.judge import judge
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -112,7 +112,6 @@ def test_the_task_names_methods_and_backbones_that_do_not_fit() -> None:
         ({"size": (0, 5)}, "height and a width"),
         ({"train": "all"}, "`train: all` needs an image and a text backbone"),
         ({"image_backbone": "resnet50"}, "give both or none"),
-        ({"extra_pairs": "here"}, "`extra_pairs` need backbones"),
         ({"precision": "float16"}, "`precision` may be bfloat16"),
     ],
 )
@@ -320,7 +319,7 @@ def test_every_key_of_the_page_is_one_of_the_rows() -> None:
     "changes",
     [
         *({"data": name} for name in ("bdd100k-subset", "bdd100k", "scenes-synthetic", "my.csv")),
-        {"image_backbone": "efficientnet-lite0", "text_backbone": "minilm", "extra_pairs": "there"},
+        {"image_backbone": "efficientnet-lite0", "text_backbone": "minilm"},
         {"heads": 0, "old": "here.pt", "forget_limit": 0.0, "seeds": (0,)},
         {"old_share": 0.5, "protect": "held-out", "choose_by": "validation"},
     ],

@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments import data
-from fcco_experiments.data.grouped import ByUser, cut_within_groups, kept
-from fcco_experiments.data.tabular import Part, assemble, stratified
+from fcco_experiments.data.arrays import Part
+from fcco_experiments.data.grouped import (
+    ByUser,
+    GroupedData,
+    Vectors,
+    WithinCells,
+    cut_within_groups,
+    kept,
+    stratified,
+)
 
 
 def test_each_group_is_cut_by_shares():
@@ -87,33 +95,57 @@ def test_official_parts_of_users_and_their_pools():
 # Rows of four cells
 
 
-def part(cells: list[int]) -> Part:
-    cell = np.random.RandomState(0).permutation(np.repeat(np.arange(4), cells))
-    return Part(np.arange(len(cell), dtype=np.float64)[:, None], cell % 2, cell // 2)
+def cells(sizes: list[int]) -> np.ndarray:
+    return np.random.RandomState(0).permutation(np.repeat(np.arange(4), sizes))
 
 
 def test_cells_give_the_same_share():
-    rows = part([40, 10, 25, 125])
-    stay, aside = stratified(rows, 0.2, 3)
-    own = rows.rows(aside)
-    assert np.bincount(2 * own.group + own.label).tolist() == [8, 2, 5, 25]
-    assert sorted([*stay, *aside]) == list(range(200))
-    assert set(aside) != set(stratified(rows, 0.2, 4)[1])
+    rows = cells([40, 10, 25, 125])
+    aside = stratified(rows, 0.2, 3)
+    assert np.bincount(rows[aside]).tolist() == [8, 2, 5, 25]
+    assert sorted(set(aside)) == aside.tolist()
+    assert set(aside) != set(stratified(rows, 0.2, 4))
     with pytest.raises(ValueError, match=r"no row of group 1, label 0 on one .* there are 2"):
-        stratified(part([40, 10, 2, 10]), 0.2, 0)
+        stratified(cells([40, 10, 2, 10]), 0.2, 0)
     with pytest.raises(ValueError, match=r"must be in \[0, 1\)"):
         stratified(rows, 1.0, 0)
+
+
+def test_parts_of_cells_with_and_without_a_split():
+    """A split is kept; of what it leaves to train on the seed takes the share of each cell."""
+    cell = torch.from_numpy(cells([40, 20, 60, 80]))
+    columns = cell % 2, cell // 2, ("a", "b")
+    drawn = WithinCells(*columns, validation=0.25)
+    sizes = {name: len(own) for name, own in drawn(0).items()}
+    assert sizes == {"train": 120, "validation": 40, "test": 40}, "a fifth, a quarter of the rest"
+    assert not torch.equal(drawn(0)["test"].rows, drawn(1)["test"].rows)
+    split = torch.arange(200) % 2 * 2
+    fixed = WithinCells(*columns, split, 0.0)(3)
+    assert list(fixed) == ["train", "test"] and fixed["test"].rows.tolist() == [*range(1, 200, 2)]
+    three = WithinCells(*columns, torch.arange(200) % 3)(5)
+    assert [own.rows[0].item() for own in three.values()] == [0, 1, 2]
+
+
+def own_data(table: np.ndarray, names: tuple[str, ...], split: list[int]) -> GroupedData:
+    label, group = torch.arange(len(table)) % 2, torch.arange(len(table)) // 2 % 2
+    cut = WithinCells(label, group, ("0", "1"), torch.tensor(split), 0.0)
+    values = Vectors(torch.from_numpy(table))
+    return GroupedData("a", "vector", values, ("0", "1"), cut, "", feature_names=names)
 
 
 def test_a_constant_column_is_not_divided_by_rounding():
     table = np.c_[np.full(40, 0.1), np.arange(40.0)]
     assert table.std(axis=0)[0] > 0, "the trap is there"
-    own = Part(table, np.tile([0, 1], 20), np.repeat([0, 1], 20))
-    found = assemble(
-        "a", own, own.rows(np.arange(3)), ("x", "y"), ("0", "1"), validation=0.0, seed=0
-    )
+    found = data.arrays(own_data(table, ("x", "y"), [0] * 36 + [2] * 4), 0)
     assert abs(found.train.features[:, 0]).max() < 1e-6
     np.testing.assert_allclose(found.train.features[:, 1].std(), 1.0, rtol=1e-6)
+
+
+def test_a_category_of_test_rows_alone_is_no_feature():
+    table = np.zeros((40, 3))
+    table[:20, 0], table[38:, 1] = 1.0, 1.0
+    found = data.arrays(own_data(table, ("c=a", "c=b", "n"), [0] * 36 + [2] * 4), 0)
+    assert found.feature_names == ("c=a", "n") and found.test.features.shape == (4, 2)
 
 
 # Generated data

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import config, data, engine, environment, report, store, sweep, tasks
+from fcco_experiments import config, data, environment, report, store, sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.cli.display import Display
+from fcco_experiments.run import engine
 from fcco_experiments.store import Event
 from rich.console import Console
 from test_experiments_engine import equal, result, rows, spec, weights
@@ -410,7 +411,8 @@ def test_progress_has_a_line_for_each_run_with_its_time_left(width, figure):
     now = [0.0]
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=width, color_system=None)
-    with Display(2, 10, hidden="test", console=console) as display:
+    named = ["no_figure", "a_figure_with_quite_a_long_name_of_its_own"]
+    with Display(2, 10, figures=named, console=console) as display:
         display.bars.get_time = lambda: now[0]
         for epoch in range(6):
             now[0] = 60.0 * epoch
@@ -558,3 +560,18 @@ def test_the_data_folder_reaches_the_task_and_downloads_are_told_once(fast, monk
     assert done.stderr.splitlines()[:2] == ["fetching far.csv", "Loading far ..."]
     spec_text = Path("runs/toy-quadratic/sonex/seed-0/config.yaml").read_text()
     assert "mine" not in spec_text, "where the data lie does not change a run"
+
+
+def test_the_help_of_a_task_lists_its_own_keys_data_and_settings():
+    told = " ".join(fcco("compare", "fairness", "--help").stdout.split())
+    assert "--hidden LIST widths of the hidden layers" in told
+    assert "--epochs N passes over the training data" in told
+    assert "--feasible_by gap|violation" in told
+    assert (
+        "The data set (adult, compas, synthetic);" in told and "celeba" not in told.split("Ex")[0]
+    )
+    toy = " ".join(fcco("compare", "-h", TOY).stdout.split())
+    assert "The data set (quadratic);" in toy and "--shape.noise X" in toy
+    assert "--shape.kind plain|steep" in toy
+    general = fcco("compare", "--help").stdout
+    assert "--hidden" not in general and "group-dro: amazon" in general

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fcco_experiments import config, engine, store
+from fcco_experiments import config, store
+from fcco_experiments.run import checkpoint, engine
 from fcco_experiments.store import Event, FolderError, RunSpec
 from toy_task import TASK, Shape, ToyProblem
 
@@ -96,10 +97,8 @@ def test_a_run_leaves_everything_that_was_promised(tmp_path):
 
 def test_evaluations_and_checkpoints_come_when_asked(tmp_path, monkeypatch):
     saved: list[int] = []
-    write = engine.write_checkpoint
-    monkeypatch.setattr(
-        engine, "write_checkpoint", lambda p, c: (saved.append(c["step"]), write(p, c))
-    )
+    write = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda p, c: (saved.append(c["step"]), write(p, c)))
     engine.train(spec(epochs=7, evaluate_every=3, checkpoint_every=2), tmp_path)
     assert [row["epoch"] for row in rows(tmp_path)] == [0, 3, 6, 7]
     assert saved == [8, 16, 24, 28]
@@ -159,15 +158,15 @@ def test_every_global_generator_comes_back():
     def draw() -> tuple[float, float, float, float]:
         return random.gauss(0, 1), np.random.normal(), np.random.rand(), torch.randn(()).item()
 
-    engine.seed_all(3)
+    checkpoint.seed_all(3)
     first = draw()  # NumPy now holds the second of two normal draws
-    state = engine.random_state()
+    state = checkpoint.random_state()
     expected = [draw(), draw()]
-    engine.seed_all(4)
+    checkpoint.seed_all(4)
     assert draw() not in expected
-    engine.restore_random(state)
+    checkpoint.restore_random(state)
     assert [draw(), draw()] == expected
-    engine.seed_all(3)
+    checkpoint.seed_all(3)
     assert draw() == first
 
 
@@ -211,7 +210,7 @@ def test_a_checkpoint_that_somebody_wrote_on_purpose_is_refused(tmp_path, change
     """Its checksum is right, but no code in it is run, and no step lies before the first."""
     engine.train(spec(), tmp_path, stop=after(3))
     path = tmp_path / "checkpoint.pt"
-    engine.write_checkpoint(path, torch.load(path, weights_only=True) | change)
+    checkpoint.write(path, torch.load(path, weights_only=True) | change)
     (tmp_path / "checkpoint.previous.pt").unlink()
     with pytest.raises(FolderError, match=said):
         engine.train(spec(), tmp_path, resume=True)

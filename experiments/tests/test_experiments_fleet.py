@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, engine, fleets, store
+from fcco_experiments import compare, config, store
+from fcco_experiments.run import checkpoint, fleets
 from fcco_experiments.store import FLEET_LINES as LINES
 from fcco_experiments.store import Event, FolderError, Outcome
 from fcco_experiments.task import Method
@@ -39,8 +39,7 @@ def plan(chosen: dict[str, Method], seeds: tuple[int, ...] = (0, 3), **changes: 
 
 
 def execute(wanted: Any, out: str = "o", *, chunk: int | None = None, **options: Any) -> Any:
-    train = functools.partial(fleets.train, chunk=chunk)
-    return compare.execute(wanted, Path(out), fleets=train, **options)
+    return compare.execute(wanted, Path(out), fleets=fleets.Fleets(chunk=chunk), **options)
 
 
 def lines(out: str = "o") -> dict[str, dict[str, Any]]:
@@ -344,11 +343,11 @@ def test_checkpoints_of_others_are_refused(monkeypatch):
         ({"fingerprint": "other"}, "the data were other and are toy 5 now"),
         ({"spec": other}, "checkpoint-0.pt is that of another run: `task` was 'other'"),
     ):
-        engine.write_checkpoint(path, held | changes)
+        checkpoint.write(path, held | changes)
         with pytest.raises(FolderError, match=said):
             execute(plan(methods(0.3, 0.1)), resume=True)
     path.write_bytes(good[: len(good) // 2])
-    engine.previous(path).write_bytes(good)
+    checkpoint.previous(path).write_bytes(good)
     events: list[Event] = []
     execute(plan(methods(0.3, 0.1)), resume=True, on_event=events.append)
     assert "Going on from the checkpoint before" in events[1].text

@@ -5,7 +5,6 @@ One start is shared by all tests: `inside` runs the checks of `ranks_cases.py` i
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -18,10 +17,10 @@ from typing import Any
 import pytest
 import ranks_cases
 import torch
-from fcco_experiments import compare, config, distributed, engine, environment, fleets, store
+from fcco_experiments import config, distributed, environment, store
 from fcco_experiments import strategy as strategies
 from fcco_experiments.config import ConfigError
-from fcco_experiments.store import FolderError
+from fcco_experiments.run import engine
 from ranks_cases import spec
 from test_experiments_engine import equal, result, rows, weights
 
@@ -90,10 +89,10 @@ def test_what_one_rank_refuses_all_refuse_and_one_says(inside):
         assert own["plan"]["kind"] == "ConfigError"
         assert "`0.config.epochs` was 4 and is 5 now" in own["plan"]["text"]
     assert first["kinds"].count("failed") == 2 and "failed" not in second["kinds"]
-    assert "On rank 0" not in (inside[0] / "different/ddp/seed-0/failure.txt").read_text()
+    assert "On rank 0" not in (inside[0] / "different/first/seed-0/failure.txt").read_text()
     both = [found["commands"] for found in inside[1]]
     done, again, wrong = zip(*both, strict=True)
-    assert [each["code"] for each in done] == [0, 0] and "ddp" in done[0]["stdout"]
+    assert [each["code"] for each in done] == [0, 0] and "first" in done[0]["stdout"]
     assert [each["code"] for each in again] == [2, 2] and "has runs already" in again[0]["stderr"]
     assert [each["code"] for each in wrong] == [2, 2] and "`epochs` must be" in wrong[0]["stderr"]
     assert all(each[1]["stdout"] + each[1]["stderr"] == "" for each in (done, again, wrong))
@@ -115,7 +114,7 @@ def close(one: Any, other: Any) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["first", "second"])
 def test_two_ranks_equal_one_process(inside, alone, name):
     one, two = alone / name, inside[0] / "whole" / name
     assert [row["step"] for row in rows(one)] == [row["step"] for row in rows(two)]
@@ -156,7 +155,7 @@ def test_x_risks_on_two_ranks_equal_one_process(inside, tmp_path, name):
         assert before[key] == pytest.approx(after[key], abs=0.02 if name == "tpauc" else 1e-4)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["first", "second"])
 def test_stopped_by_one_rank_and_resumed_it_ends_the_same(inside, name):
     at, found, _ = inside
     for own in found:
@@ -175,62 +174,30 @@ def test_a_signal_or_a_divergence_on_one_rank_ends_the_run_on_all(inside):
         assert own["endings"]["term"] == ["stopped", "stopped"]
         assert own["endings"]["odd"] == "finished", "the figures of rank 0 count"
     assert store.read_result(at / "nan")["diverged"] == "after 7 steps: the loss is NaN"
-    held = torch.load(at / "term/ddp/seed-0/checkpoint.pt", weights_only=True)
-    assert held["step"] >= 8 and not (at / "term/fsdp2").exists()
+    held = torch.load(at / "term/first/seed-0/checkpoint.pt", weights_only=True)
+    assert held["step"] >= 8 and not (at / "term/second").exists()
 
 
 def test_a_failure_on_one_rank_ends_all_and_its_traceback_is_kept(inside):
     at, _, ended = inside
     assert ended["code"] != 0
     told = [line for line in ended["stderr"].splitlines() if line.startswith("FAILED: ")]
-    assert told == ["FAILED: broken at fsdp2:1:7 (rank 1 of 2)"]
-    text = (at / "broken/fsdp2/seed-0/failure.txt").read_text()
-    assert "Traceback" in text and text.rstrip().endswith("RuntimeError: broken at fsdp2:1:7")
-    assert not (at / "broken/ddp").exists(), "the ranks were out of step"
+    assert told == ["FAILED: broken at second:1:7 (rank 1 of 2)"]
+    text = (at / "broken/second/seed-0/failure.txt").read_text()
+    assert "Traceback" in text and text.rstrip().endswith("RuntimeError: broken at second:1:7")
+    assert not (at / "broken/first").exists(), "the ranks were out of step"
 
 
-def test_the_number_of_ranks_may_change_without_shards(inside, alone, tmp_path):
+def test_the_number_of_ranks_may_change(inside, alone, tmp_path):
     """From two ranks to this process."""
-    shutil.copytree(inside[0] / "term/ddp/seed-0", tmp_path / "ddp")
-    held = torch.load(tmp_path / "ddp/checkpoint.pt", weights_only=True)
+    shutil.copytree(inside[0] / "term/first/seed-0", tmp_path / "first")
+    held = torch.load(tmp_path / "first/checkpoint.pt", weights_only=True)
     assert len(held["random"]) == 2 and not equal(*held["random"])
-    assert engine.train(spec(), tmp_path / "ddp", resume=True).kind == "finished"
-    close(result(tmp_path / "ddp")["end"]["weights"], result(alone / "ddp")["end"]["weights"])
-    assert result(tmp_path / "ddp")["end"]["draws"] == result(alone / "ddp")["end"]["draws"]
-    (again,) = store.load_run(tmp_path / "ddp").environment["resumed"]
+    assert engine.train(spec(), tmp_path / "first", resume=True).kind == "finished"
+    close(result(tmp_path / "first")["end"]["weights"], result(alone / "first")["end"]["weights"])
+    assert result(tmp_path / "first")["end"]["draws"] == result(alone / "first")["end"]["draws"]
+    (again,) = store.load_run(tmp_path / "first").environment["resumed"]
     assert again.endswith("processes 1")
-    shutil.copytree(inside[0] / "whole/fsdp2", tmp_path / "fsdp2")
-    (tmp_path / "fsdp2/result.json").unlink()
-    with pytest.raises(FolderError, match="holds 2 shards but here it needs no"):
-        engine.train(spec("fsdp2"), tmp_path / "fsdp2", resume=True)
-
-
-def test_fleets_on_two_processes_equal_those_on_one(inside, tmp_path):
-    """Also when both were stopped and one process goes on."""
-    at, found, _ = inside
-    assert [own["fleet"] for own in found] == [["diverged finished", "stopped"]] * 2
-    plan = compare.plan("fleet_toy:TASK", "config", ranks_cases.fleet_config())
-    run = functools.partial(compare.execute, plan, workers_=1, fleets=fleets.train)
-    run(tmp_path / "one")
-    there = sorted(path.name for path in (at / "fleet/stopped/fleet").glob("checkpoint-?.pt"))
-    assert there == ["checkpoint-0.pt", "checkpoint-1.pt"]
-    shutil.copytree(at / "fleet/stopped", tmp_path / "stopped")
-    run(tmp_path / "stopped", resume=True)
-    assert not list((tmp_path / "stopped/fleet").glob("checkpoint*")), "both are gone on with"
-    expected = timeless(tmp_path / "one")
-    assert len(expected) == 12
-    assert expected == timeless(at / "fleet/whole") == timeless(tmp_path / "stopped")
-    assert len(store.load_comparison(at / "fleet/whole").runs) == 15
-    with pytest.raises(FolderError, match="has runs already"):
-        run(at / "fleet/whole")
-
-
-def timeless(out: Path) -> dict[str, Any]:
-    lines = store.read_fleet_lines(out)
-    for line in lines.values():
-        del line["seconds"]
-        line["final"].pop("seconds", None)
-    return lines
 
 
 # --- a single process ---------------------------------------------------------------------------
@@ -268,8 +235,7 @@ def test_a_single_process_is_rank_0_of_1():
             distributed.run_on_each_machine(lambda: 1 / 0)
         assert distributed.raised_on_all(caught.value)
     model = torch.nn.Linear(2, 1)
-    for word in ("ddp", "fsdp2"):
-        assert strategies.wrap(model, word, "cpu") is model is strategies.unwrapped(model)
+    assert strategies.wrap(model, "cpu") is model is strategies.unwrapped(model)
 
 
 def test_the_environment_of_torchrun(monkeypatch):

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fcco_experiments import compare, engine, store
+from fcco_experiments import compare, store
 from fcco_experiments.config import ConfigError
+from fcco_experiments.run import checkpoint
 from fcco_experiments.store import FolderError, differences
 from test_experiments_engine import spec
 
@@ -172,7 +173,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint(tmp_path, monkeypatch
 
     monkeypatch.setattr(store, "atomic", full)
     with pytest.raises(FolderError, match=r"a\.pt cannot be written: No space left on device"):
-        engine.write_checkpoint(tmp_path / "a.pt", {"weight": torch.zeros(1000)})
+        checkpoint.write(tmp_path / "a.pt", {"weight": torch.zeros(1000)})
 
 
 def write_whole(folder: Path) -> None:

@@ -17,7 +17,7 @@ from fcco_experiments.report.page import by_method
 from fcco_experiments.report.style import COLOURS, TOKENS, styles
 from fcco_experiments.store import Comparison, SavedRun
 from fcco_experiments.task import Experiment, Metric, Page, Panel, Problem, Row, Rule, Task
-from fcco_experiments.tasks.verdict import judge
+from fcco_experiments.tasks.judge import judge
 from hypothesis import given
 from hypothesis import strategies as st
 

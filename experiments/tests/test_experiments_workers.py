@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, store, tasks, workers
+from fcco_experiments import compare, config, store, tasks
+from fcco_experiments.run import jobs, workers
 from fcco_experiments.store import Event, FolderError, Outcome, RunSpec
 from test_experiments_engine import diverging, equal, result, rows, spec, weights
 from toy_task import ToyProblem
@@ -70,7 +71,7 @@ def test_a_run_that_fails_leaves_its_traceback_and_the_others_go_on(tmp_path):
 
 def test_data_that_cannot_be_loaded_stop_everything_at_once(tmp_path):
     """Also where a worker process says it."""
-    with pytest.raises(workers.LoadError, match=r"no file nowhere\.csv") as caught:
+    with pytest.raises(jobs.LoadError, match=r"no file nowhere\.csv") as caught:
         workers.run(specs(data="nowhere"), tmp_path, workers=2)
     assert caught.value.details == ""  # the message says all
     assert list(tmp_path.iterdir()) == []
@@ -208,7 +209,7 @@ def test_overwriting_keeps_the_users_files_and_waits_for_the_lock(tmp_path, monk
     with store.locked(out), pytest.raises(FolderError, match="Another process is at work"):
         here(plan(), out, overwrite=True)
     assert {each for each in out.rglob("*") if each.is_file()} == before
-    with pytest.raises(workers.LoadError, match="the network is down"):
+    with pytest.raises(jobs.LoadError, match="the network is down"):
         here(plan(data="unreachable"), out, overwrite=True)
     assert {each for each in out.rglob("*") if each.is_file()} == before, "no data: nothing lost"
     here(plan(), out, overwrite=True)

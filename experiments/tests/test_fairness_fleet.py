@@ -11,10 +11,9 @@ import torch
 from fairness_cases import METHODS, config, float_parts, parts, same, steps, stored, with_settings
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness import TASK, Fairness
-from fcco_experiments.tasks.fairness import fleet as module
-from fcco_experiments.tasks.fairness.fleet import FairnessFleet
+from fcco_experiments.tasks.fairness import training as module
 from fcco_experiments.tasks.fairness.model import Scorer
-from fcco_experiments.tasks.fairness.training import BuiltMethod, FairnessTraining
+from fcco_experiments.tasks.fairness.training import BuiltMethod, FairnessFleet, FairnessTraining
 
 CASES = [
     ("sonex", {"score": "unbounded"}),

@@ -8,8 +8,7 @@ import pytest
 import torch
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.base import learning_rate_factor
-from fcco_experiments.tasks.group_dro.config import GroupDRO
-from fcco_experiments.tasks.group_dro.model import build
+from fcco_experiments.tasks.group_dro.training import GroupDRO, build
 from group_dro_cases import METHODS, SONEX
 
 import fcco
@@ -18,7 +17,8 @@ SIZES = torch.tensor([40, 30, 20, 10])
 
 
 def built(method, ratio=0.3):
-    return build(torch.nn.Linear(2, 2), method, SIZES, ratio)
+    config = GroupDRO(data="generated", ratio=ratio)
+    return build(torch.nn.Linear(2, 2), method, config, SIZES)
 
 
 def test_each_word_becomes_its_method():

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import backbones, compare, data, distributed, store, sweep, tasks, workers
+from fcco_experiments import backbones, compare, data, distributed, store, sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
 from fcco_experiments.data.grouped import Vectors
-from fcco_experiments.tasks.group_dro.config import GroupDRO
-from fcco_experiments.tasks.group_dro.task import GroupDROProblem
+from fcco_experiments.run import workers
+from fcco_experiments.tasks.group_dro import GroupDROProblem
+from fcco_experiments.tasks.group_dro.training import GroupDRO
 from group_dro_cases import METHODS, one_thread  # noqa: F401 (used by being here)
 from grouped_fixtures import Faces, Patches, opinions, opinions_content, put, stand_in
 from typer.testing import CliRunner

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fcco_experiments import compare, config, results, store, sweep
 from fcco_experiments.cli.app import app
-from fcco_experiments.report import sweep as pages
+from fcco_experiments.report import conclude
 from fcco_experiments.store import FolderError
 from test_experiments_report import cells, checked
 from toy_task import TASK
@@ -39,7 +39,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return list(map(json.loads, gzip.decompress((folder / results.RUNS).read_bytes()).splitlines()))
+    return list(map(json.loads, gzip.decompress((folder / store.RUNS).read_bytes()).splitlines()))
 
 
 def test_the_table_can_be_checked_with_the_runs(trained, tmp_path):
@@ -74,9 +74,9 @@ def test_the_table_can_be_checked_with_the_runs(trained, tmp_path):
         assert len(whole) == 31 and len(thin) == 20 and {0, 30} <= set(thin)
         assert all(value == float(f"{whole[epoch]:.6g}") for epoch, value in thin.items())
         assert line["result"]["final"]["excess"], "a short list stays"
-    before = (tmp_path / "small" / results.RUNS).read_bytes()
+    before = (tmp_path / "small" / store.RUNS).read_bytes()
     results.publish(trained, tmp_path / "small")
-    assert (tmp_path / "small" / results.RUNS).read_bytes() == before
+    assert (tmp_path / "small" / store.RUNS).read_bytes() == before
 
 
 def test_the_page_is_the_same_from_the_small_files(trained, tmp_path):
@@ -90,7 +90,7 @@ def test_the_page_is_the_same_from_the_small_files(trained, tmp_path):
         assert cells(one, table) == cells(other, table)
     assert 'id="curves"' in other and "runs.jsonl.gz" in other and "PyTorch" in other
     assert {n: (tmp_path / n).read_bytes() for n in files} == files, "they are left as they are"
-    (tmp_path / results.RUNS).unlink()
+    (tmp_path / store.RUNS).unlink()
     alone = compare.conclude(tmp_path)
     page = checked(alone.report.read_text(encoding="utf-8"))
     assert cells(page, "Final figures") == cells(one, "Final figures")
@@ -136,7 +136,7 @@ def test_a_sweep_from_runs_to_its_small_file(tmp_path):
     chosen = sweep.settings_of(grid, BASE)
     plan = sweep.plan_sweep("toy_task:TASK", "quadratic", replace(BASE, epochs=1), chosen, (7, 8))
     found = sweep.choose(train(plan, tmp_path / "all"), chosen, BASE.seeds)
-    done = pages.conclude(tmp_path / "all", found)
+    done = conclude.conclude_sweep(tmp_path / "all", found)
     assert list(done.table) == list(found["winners"])
     comparison = store.load_comparison(tmp_path / "all")
     for name, won in found["winners"].items():
@@ -153,7 +153,7 @@ def test_a_sweep_from_runs_to_its_small_file(tmp_path):
         assert own["setting"] == entry["setting"]
         for key in ("val_loss", "val_excess"):
             assert own["figures"][key] == pytest.approx(entry["figures"][key], rel=1e-5)
-    again = pages.conclude(tmp_path / "small", small)
+    again = conclude.conclude_sweep(tmp_path / "small", small)
     assert [path.name for path in (tmp_path / "small").glob("*.json")] == []
     texts = [page.report.read_text(encoding="utf-8") for page in (done, again)]
     one, other = (

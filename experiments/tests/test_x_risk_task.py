@@ -14,9 +14,8 @@ from fcco_experiments import sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
 from fcco_experiments.task import Columns, Method, Row
-from fcco_experiments.tasks.x_risk import TASK, XRisk
+from fcco_experiments.tasks.x_risk import TASK, XRisk, XRiskProblem
 from fcco_experiments.tasks.x_risk import data as arrays
-from fcco_experiments.tasks.x_risk.task import XRiskProblem
 from fcco_experiments.tasks.x_risk.training import XRiskTraining
 from grouped_fixtures import Faces, put, stand_in
 from sklearn.metrics import average_precision_score

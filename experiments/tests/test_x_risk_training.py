@@ -9,12 +9,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from fcco_experiments.tasks.x_risk.metrics import (
+from fcco_experiments.tasks.x_risk.training import (
     binary_figures,
+    focal,
     list_figures,
     two_way_partial_auc,
 )
-from fcco_experiments.tasks.x_risk.model import focal
 from x_risk_cases import BINARY, LISTS, one_thread, steps, training, weights  # noqa: F401
 
 from fcco import xrisk

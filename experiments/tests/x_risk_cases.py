@@ -11,8 +11,7 @@ from fcco_experiments.data.grouped import GroupedPart
 from fcco_experiments.data.synthetic import lists_synthetic, rare_synthetic
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.network import Classifier
-from fcco_experiments.tasks.x_risk.config import XRisk
-from fcco_experiments.tasks.x_risk.training import XRiskTraining
+from fcco_experiments.tasks.x_risk.training import XRisk, XRiskTraining
 from torch import Tensor
 
 

@@ -445,11 +445,12 @@ def _small_penalty(facts: _Facts) -> _Found:
     return _exceeded(facts, [row for row in facts.violated if row.capped])
 
 
-def _late(facts: _Facts, pulled: bool) -> _Found:
-    """Constraints are violated though their multipliers had time: they still grow, or are 0."""
-    if facts.of_groups or facts.term.multiplier_increment() is None or facts.term.step < _SETTLED:
+def _late(facts: _Facts, moves: bool) -> _Found:
+    """Constraints are violated though their multipliers had time; their values move, or never."""
+    if facts.of_groups or not facts.term.integrates or facts.term.step < _SETTLED:
         return None
-    return _exceeded(facts, [row for row in facts.violated if (abs(row.weight) > 1e-20) == pulled])
+    errors = dict(zip([row.name for row in facts.rows], facts.errors, strict=True))
+    return _exceeded(facts, [row for row in facts.violated if (errors[row.name] > 0) == moves])
 
 
 def _wide_zone(facts: _Facts) -> _Found:
@@ -593,17 +594,16 @@ _TESTS: tuple[tuple[str, Callable[[_Facts], _Found], str, str], ...] = (
         "If that stays so, give a larger `penalty` (twice, say); if with any, {they}.",
     ),
     (
-        "multiplier-rising", partial(_late, pulled=True),
+        "multiplier-rising", partial(_late, moves=True),
         "After {steps} steps {names} exceed their limits, by up to {excess:.2g}{errors}, and the "
         "multipliers still rise.",
         "Train longer. If a later report says the same, {they}: loosen a limit that is exceeded.",
     ),
     (
-        "multiplier-zero", partial(_late, pulled=False),
-        "After {steps} steps {names} exceed their limits, by up to {excess:.2g}, and nothing pulls "
-        "at them: the multipliers are 0.",
-        "A value that never changes has no unit to act in: return `fcco.Measured(value, "
-        "surrogate)`, or the mean over a batch.",
+        "value-constant", partial(_late, moves=False),
+        "After {steps} steps {names} exceed their limits, by up to {excess:.2g}, and their values "
+        "never changed.",
+        "A value without a gradient cannot be trained: return `fcco.Measured(value, surrogate)`.",
     ),
     (
         "no-group-at-cap", _wide_zone,

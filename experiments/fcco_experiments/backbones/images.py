@@ -6,6 +6,7 @@ torch, and an unpinned one brings gigabytes of CUDA.
 
 from __future__ import annotations
 
+import abc
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -23,14 +24,17 @@ from torch.utils.checkpoint import checkpoint
 
 from fcco.previous import ParameterSwap
 
-from ..strategy import Staged
 from .base import LITE0, Backbone, Kind, Options, Spec, Weights, WeightsError
 
 
-class ImageNetwork(Staged):
+class ImageNetwork(nn.Module, abc.ABC):
     """A convolutional network whose last stage gives maps (N, width, h, w)."""
 
     width: int
+
+    @abc.abstractmethod
+    def stages(self) -> Sequence[Sequence[nn.Module]]:
+        """Chains of layers, in order; no layer is in two of them."""
 
     def forward(self, images: Tensor) -> Tensor:
         """The last maps of normalised images."""

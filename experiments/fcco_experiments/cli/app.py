@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -20,9 +21,10 @@ from ..prose import printable
 from . import gate as gates
 from . import options as o
 
-_KEYS = """Every key of the config is an option, with dots for what is nested; `fcco config TASK
---data NAME` prints them. Columns of your own table: --label, --group or --overlapping, --features,
---text, --image, --split; and --files for the folder of the images.
+_KEYS = """Every key of the config is an option, with dots for what is nested: COMMAND TASK --help
+lists them, `fcco config TASK --data NAME` prints their values. Columns of your own table: --label,
+--group or --overlapping, --features, --text, --image, --split; and --files for the folder of the
+images.
 """
 
 
@@ -47,13 +49,29 @@ app = typer.Typer(
 
 
 def command(
-    *examples: str, name: str | None = None, keys: bool = True
+    *examples: str, takes: str = "", name: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command; with `keys` every key of the config is an option."""
-    if not keys:
-        return app.command(name, cls=o.Command, epilog=_examples(*examples))
-    epilog = f"{_KEYS}{_examples(*examples)}"
-    return app.command(name, cls=o.Command, context_settings=o.FREE, epilog=epilog)
+    """Register a command.
+
+    Args:
+        examples: lines of its help.
+        takes: names of options that it shares with others, beside those in its signature; with
+            `data` among them, every key of the config is an option.
+        name: if not that of the function.
+    """
+    keys = "data" in takes.split()
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        hints = [each for each in own if each.kind is not each.VAR_KEYWORD]
+        hints += o.parameters(takes)
+        vars(function)["__signature__"] = inspect.Signature(hints)
+        function.__annotations__ = {each.name: each.annotation for each in hints}
+        about = (_KEYS if keys else "") + _examples(*examples)
+        free = o.FREE if keys else None
+        return app.command(name, cls=o.Command, context_settings=free, epilog=about)(function)
+
+    return register
 
 
 def _version(wanted: bool) -> None:
@@ -71,37 +89,26 @@ def fcco(
     """Train for the worst group, under constraints, without forgetting: experiments as commands."""
 
 
+_WHAT = "setting config quick"
+_HOW = "tensorboard data_folder wide as_json quiet"
+
+
 @command(
     "fcco run fairness --data compas --method alexr2 --lr 0.01 --settings.penalty 20",
     "fcco run group-dro --data people.csv --label income --group sex,race",
+    takes=f"task data method seed {_WHAT} out resume overwrite {_HOW}",
 )
-def run(
-    context: typer.Context,
-    task: o.TaskName,
-    data: o.Data = None,
-    method: o.Method = None,
-    seed: o.Seed = 0,
-    setting: o.SettingName = None,
-    config: o.ConfigName = None,
-    quick: o.Quick = False,
-    out: o.Out = None,
-    resume: o.Resume = False,
-    overwrite: o.Overwrite = False,
-    tensorboard: o.TensorBoard = False,
-    data_folder: o.DataFolder = None,
-    wide: o.Wide = False,
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
-) -> None:
+def run(context: typer.Context, **given: Any) -> None:
     """Train one method once. Keys of the method need no prefix here."""
     if any(key == "seeds" for key, _ in o.extras(context)):
         raise ConfigError("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
-    if method is not None and "," in method:
+    if "," in (given["method"] or ""):
         raise ConfigError(
             "`run` trains one method: give --method NAME. Several: fcco compare --methods."
         )
     request = o.resolve(context)
-    _compare(context, request, request.folder(out, *request.config.methods, f"seed-{seed}"))
+    seed = f"seed-{request.config.seeds[0]}"
+    _compare(context, request, request.folder(given["out"], *request.config.methods, seed))
 
 
 @command(
@@ -109,62 +116,24 @@ def run(
     "fcco compare group-dro --data celeba --methods sonex,erm --seeds 0,1",
     "fcco compare fairness --data adult --setting paper --methods.sonex.lr 0.003",
     "fcco compare fairness --data people.csv --label income --group sex",
+    takes=f"task data methods seeds {_WHAT} out resume overwrite workers ray {_HOW}",
 )
-def compare(
-    context: typer.Context,
-    task: o.TaskName,
-    data: o.Data = None,
-    methods: o.Methods = None,
-    seeds: o.Seeds = None,
-    setting: o.SettingName = None,
-    config: o.ConfigName = None,
-    quick: o.Quick = False,
-    out: o.Out = None,
-    resume: o.Resume = False,
-    overwrite: o.Overwrite = False,
-    workers: o.Workers = None,
-    tensorboard: o.TensorBoard = False,
-    data_folder: o.DataFolder = None,
-    wide: o.Wide = False,
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
-) -> None:
+def compare(context: typer.Context, **given: Any) -> None:
     """Train several methods with several seeds: table and report."""
     request = o.resolve(context)
     if not (request.config.methods and request.config.seeds):
         raise ConfigError("There is nothing to run: the config has no methods or no seeds.")
-    _compare(context, request, request.folder(out))
+    _compare(context, request, request.folder(given["out"]))
 
 
 @command(
     "fcco sweep fairness --data adult --grid wide --limit 6 --out runs/my-sweep",
     "fcco sweep group-dro --data sentiment --grid.sonex.lr '[0.01, 0.1]'",
     "fcco compare fairness --config runs/my-sweep/winners.yaml",
+    takes=f"task data grid limit methods seeds {_WHAT} out resume overwrite workers ray fleet "
+    f"device chunk {_HOW}",
 )
-def sweep(
-    context: typer.Context,
-    task: o.TaskName,
-    data: o.Data = None,
-    grid: o.GridName = None,
-    limit: o.Limit = None,
-    methods: o.Methods = None,
-    seeds: o.TuningSeeds = None,
-    setting: o.SettingName = None,
-    config: o.ConfigName = None,
-    quick: o.Quick = False,
-    out: o.Out = None,
-    resume: o.Resume = False,
-    overwrite: o.Overwrite = False,
-    workers: o.Workers = None,
-    fleet: o.Fleet = None,
-    device: o.Device = None,
-    chunk: o.Chunk = None,
-    tensorboard: o.TensorBoard = False,
-    data_folder: o.DataFolder = None,
-    wide: o.Wide = False,
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
-) -> None:
+def sweep(context: typer.Context, **given: Any) -> None:
     """Try many settings of each method and keep the best.
 
     The best on validation data go to winners.yaml, a config for `fcco compare`. Runs of a task
@@ -173,13 +142,14 @@ def sweep(
     from .. import distributed, tasks
     from .. import sweep as sweeps
 
+    task, device, grid = given["task"], given["device"], given["grid"]
     pairs = o.extras(context)
     inline = [(key.removeprefix("grid."), text) for key, text in pairs if key[:5] == "grid."]
     pairs = [pair for pair in pairs if pair[0][:5] != "grid."]
     if device is not None and "device" in configs.fields_of(tasks.get(task).config):
         pairs, device = [*pairs, ("device", device)], None
     request = o.resolve(context, pairs)
-    fleets = o.fleets(request.task, device, context.params)
+    fleets = o.fleets(request.task, device, given)
     named = grid is not None
     if grid is None and not inline:
         grid = request.task.grid_name(request.config)
@@ -188,17 +158,21 @@ def sweep(
         own = {n: g for n, g in whole.methods.items() if g.base or n in request.config.methods}
         whole = dataclasses.replace(whole, methods=own)
     whole = sweeps.with_inline(whole, inline)
-    if methods is not None:
-        whole = dataclasses.replace(whole, methods=o.pick(whole.methods, methods))
-    chosen = sweeps.settings_of(whole, request.config, limit=limit, source=grid or "command line")
-    tuning = whole.seeds if seeds is None else o.numbers("--seeds", seeds)
-    plan = sweeps.plan_sweep(task, request.name, request.config, chosen, tuning, quick=quick)
-    folder = request.folder(out, "sweep")
-    _, code = _train(context, plan, folder, hidden="test", fleets=fleets)
+    if given["methods"] is not None:
+        whole = dataclasses.replace(whole, methods=o.pick(whole.methods, given["methods"]))
+    chosen = sweeps.settings_of(
+        whole, request.config, limit=given["limit"], source=grid or "command line"
+    )
+    tuning = whole.seeds if given["seeds"] is None else o.numbers("--seeds", given["seeds"])
+    plan = sweeps.plan_sweep(
+        task, request.name, request.config, chosen, tuning, quick=request.quick
+    )
+    folder = request.folder(given["out"], "sweep")
+    _, code = _train(given, plan, folder, hidden="test", fleets=fleets)
     if distributed.is_first():
         final = request.config.seeds
         found = _interruptible(folder, lambda: sweeps.choose(folder, chosen, final))
-        _conclude_sweep(found, folder, context.params)
+        _conclude_sweep(found, folder, given)
     raise typer.Exit(code)
 
 
@@ -206,10 +180,9 @@ def sweep(
     "fcco report runs/fairness-adult",
     "fcco report runs/fairness-adult --publish docs/results/mine",
     "fcco report runs/mine --task my_module:TASK",
-    keys=False,
+    takes="wide as_json quiet",
 )
 def report(
-    context: typer.Context,
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Of a comparison, a run or a sweep.")],
     task: Annotated[
         str | None,
@@ -222,9 +195,7 @@ def report(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write small files for a repository here, too."),
     ] = None,
-    wide: o.Wide = False,
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
+    **given: Any,
 ) -> None:
     """Write the table and the report anew, from saved or published runs."""
     from .. import results, sweep, tasks
@@ -233,9 +204,9 @@ def report(
         tasks.get(task)
     saved = _interruptible(folder, lambda: sweep.read(folder))
     if saved is None:
-        _conclude(folder, context.params)
+        _conclude(folder, given)
     else:
-        _conclude_sweep(saved, folder, context.params)
+        _conclude_sweep(saved, folder, given)
     if publish is not None:
         for path in _interruptible(folder, lambda: results.publish(folder, publish)):
             typer.echo(printable(f"Published: {path}"), err=True)
@@ -244,27 +215,18 @@ def report(
 @command(
     "fcco config fairness --data adult > mine.yaml",
     "fcco compare fairness --config mine.yaml",
+    takes=f"task data methods seeds {_WHAT}",
     name="config",
 )
-def show_config(
-    context: typer.Context,
-    task: o.TaskName,
-    data: o.Data = None,
-    methods: o.Methods = None,
-    seeds: o.Seeds = None,
-    setting: o.SettingName = None,
-    config: o.ConfigName = None,
-    quick: o.Quick = False,
-) -> None:
+def show_config(context: typer.Context, **given: Any) -> None:
     """Print the config that the other commands would use, as YAML."""
     typer.echo(configs.dump(o.resolve(context).config), nl=False)
 
 
 @command(
-    "fcco methods --constraints all",
-    "fcco methods --problem S4 --json",
+    "fcco methods --for limits",
+    "fcco methods --wide --json",
     name="methods",
-    keys=False,
 )
 def show_methods(
     use: Annotated[
@@ -304,7 +266,6 @@ command(
     "fcco gate old new --data losses.csv --segments region,device --tolerance 0.01",
     "fcco gate score_v1 score_v2 --label clicked --data clicks.parquet --segments country --json",
     "fcco gate v1 v2 --label species --data birds.csv --segments site --out gate.html",
-    keys=False,
 )(gates.gate)
 
 
@@ -317,24 +278,27 @@ def _compare(context: typer.Context, request: o.Request, out: Path) -> None:
 
     task = context.params["task"]
     plan = compare.plan(task, request.name, request.config, quick=request.quick)
-    failed, code = _train(context, plan, out)
+    failed, code = _train(context.params, plan, out)
     if distributed.is_first() and failed < len(plan.specs):
         _conclude(out, context.params)
     raise typer.Exit(code)
 
 
 def _train(
-    context: typer.Context, plan: Any, out: Path, hidden: str | None = None, fleets: Any = None
+    given: Mapping[str, Any],
+    plan: Any,
+    out: Path,
+    hidden: str | None = None,
+    fleets: Any = None,
 ) -> tuple[int, int]:
     """Train; the number of runs that failed, and the exit code. It exits with 130 on Ctrl-C.
 
     Of several processes (torchrun) the first alone shows progress; each shows its failures.
     """
-    from .. import compare, distributed, environment
+    from .. import compare, distributed, environment, tasks
     from .data import fetching
     from .display import Display
 
-    given = context.params
     if given["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("This needs tensorboard: pip install tensorboard")
     if (folder := given["data_folder"]) is not None:
@@ -342,8 +306,15 @@ def _train(
             raise ConfigError(f"--data-folder: there is no folder {folder}.")
         os.environ["FCCO_DATA"] = str(folder.resolve())  # for the workers, too
 
+    if given.get("ray") is not None:
+        if given["workers"] is not None:
+            raise ConfigError("--workers are processes of this machine: leave it out, or --ray.")
+        if distributed.is_launched():
+            raise ConfigError("Ray starts its own processes: leave torchrun out, or --ray.")
     quiet = given["quiet"] or not distributed.is_first()
-    display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, hidden=hidden)
+    metrics = [] if quiet else tasks.get(plan.task).page(plan.config).metrics
+    figures = [m.key for m in metrics if m.headline and not (hidden and m.key.startswith(hidden))]
+    display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, figures=figures)
     try:
         with distributed.process_group(plan.config.preferred_device or "cpu"), display:
             outcomes = compare.execute(
@@ -356,6 +327,7 @@ def _train(
                 on_event=display,
                 fetching=None if quiet else fetching(),
                 fleets=fleets,
+                ray=given.get("ray"),
             )
         kinds = [outcome.kind for outcome in outcomes]
         stopped = "Stopped, and saved." if "stopped" in kinds else ""
@@ -397,10 +369,10 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
 def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
     """Write table and report of a sweep; print the rule, the winners and their figures."""
     from .. import stats, store
-    from ..report.sweep import conclude
+    from ..report.conclude import conclude_sweep
     from .display import Printer
 
-    done = _interruptible(out, lambda: conclude(out, sweep))
+    done = _interruptible(out, lambda: conclude_sweep(out, sweep))
     printer = Printer(given)
     settings = {entry["name"]: entry for entry in sweep["settings"]}
     printer.text(f"Chosen by: {sweep['rule']}.")

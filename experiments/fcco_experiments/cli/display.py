@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import textwrap
@@ -30,7 +31,7 @@ _OTHERS = _BAR + 18  # columns of bar, percentage, time left and the spaces betw
 class Display:
     """Shows the events it is called with: bars on a terminal, lines elsewhere; use it in `with`.
 
-    `quiet` shows failures alone; figures whose names begin with `hidden` are not shown.
+    `quiet` shows failures alone; `figures` are the keys of those that are shown, all unless given.
     """
 
     def __init__(
@@ -39,11 +40,11 @@ class Display:
         epochs: int,
         *,
         quiet: bool = False,
-        hidden: str | None = None,
+        figures: Sequence[str] | None = None,
         console: Console | None = None,
     ) -> None:
         self.console = console or Console(stderr=True)
-        self.runs, self.epochs, self.quiet, self.hidden = runs, epochs, quiet, hidden
+        self.runs, self.epochs, self.quiet, self.figures = runs, epochs, quiet, figures
         self.live = self.console.is_terminal and not quiet
         self.done: dict[str, float] = {}
         self.before: dict[str, float] = {}  # epochs of other processes
@@ -143,15 +144,14 @@ class Display:
 
     def _figures(self, figures: Mapping[str, float], room: int = 100) -> str:
         """The first three figures, or as many as there is room for."""
-        shown: list[str] = []
-        for key, value in figures.items():
-            text = f"{key} {value:.4g}"
-            if (self.hidden and key.startswith(self.hidden)) or len(shown) == 3:
-                continue
-            if len("  ".join([*shown, text])) > room:
+        keys = figures if self.figures is None else [key for key in self.figures if key in figures]
+        shown = ""
+        for key in itertools.islice(keys, 3):
+            longer = f"{shown}  {key} {figures[key]:.4g}".strip()
+            if len(longer) > room:
                 break
-            shown.append(text)
-        return "  ".join(shown)
+            shown = longer
+        return shown
 
     def _title(self) -> str:
         return f"{self.ended} of {self.runs} runs"

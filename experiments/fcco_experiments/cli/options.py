@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,12 +34,26 @@ TABLES = (".csv", ".tsv", ".parquet")
 class Command(TyperCommand):
     """A command whose help lists what the config files have, and whose errors are a few lines."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["words"] = list(args)  # `--help` comes before any of them is understood
+        return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        parameter: Any
-        for parameter in self.params:
-            if "{" in (parameter.help or ""):
-                parameter.help = parameter.help.format(**_lists())
+        named = [word for word in ctx.meta["words"] if word in _tasks() or ":" in word]
+        task = named[0] if named and any(each.name == "task" for each in self.params) else None
+        parameters: list[Any] = self.params
+        before = [each.help for each in parameters]
+        for each in parameters:
+            each.help = (each.help or "").format(**_lists(task))
         super().format_help(ctx, formatter)
+        for each, text in zip(parameters, before, strict=True):
+            each.help = text
+        if task is not None:
+            from .. import tasks
+            from .keys import listed
+
+            with formatter.section(f"Keys of {task}"):
+                formatter.write_dl(list(listed(tasks.get(task).config)), col_max=34)
         # Metavars and texts say it all: types and ranges of typer are left out.
         text = re.sub(r"\s+\[x>=\d\]|(?<=\d); x>=\d", "", "".join(formatter.buffer))
         text = re.sub(r"\{([A-Z]+)\}", r"\1", text)
@@ -46,8 +61,8 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         from .. import distributed
+        from ..run.jobs import LoadError
         from ..store import FolderError
-        from ..workers import LoadError
 
         code = 2
         try:
@@ -70,76 +85,84 @@ class Command(TyperCommand):
         raise typer.Exit(code) from cause
 
 
+def _tasks() -> list[str]:
+    return sorted(folder.name for folder in configs.CONFIGS.iterdir() if folder.is_dir())
+
+
 @functools.cache
-def _lists() -> dict[str, str]:
-    """`"fairness: adult, compas; group-dro: ..."` for data sets, settings and grids; the tasks."""
-    folders = sorted(folder for folder in configs.CONFIGS.iterdir() if folder.is_dir())
-    data, settings, grids = {}, {}, {}
-    for folder in folders:
+def _lists(task: str | None) -> dict[str, str]:
+    """`"adult, compas"`: data sets, settings and grids of a task, or those of each; the tasks."""
+    found: dict[str, list[str]] = {"data": [], "settings": [], "grids": []}
+    for name in _tasks() if task is None else [task]:
+        folder = _folder(name)
         files = {k: v for k, v in configs.settings_in(folder).items() if k != configs.TABLE}
-        data[folder.name] = files
-        settings[folder.name] = sorted({name for names in files.values() for name in names})
-        grids[folder.name] = [
+        grids = [
             grid
             for name, variants in configs.settings_in(folder / "grids").items()
             for grid in [f"{name}-{variant}" for variant in variants] or [name]
         ]
-    lists = {
-        kind: "; ".join(f"{task}: {', '.join(names)}" for task, names in found.items())
-        for kind, found in (("data", data), ("settings", settings), ("grids", grids))
-    }
-    return lists | {"tasks": ", ".join(folder.name for folder in folders)}
+        settings = sorted({name for names in files.values() for name in names})
+        for kind, names in (("data", files), ("settings", settings), ("grids", grids)):
+            found[kind].append((f"{name}: " if task is None else "") + ", ".join(names))
+    lists = {kind: "; ".join(parts) for kind, parts in found.items()}
+    return lists | {"tasks": ", ".join(_tasks())}
 
 
-TaskName = Annotated[
-    str,
-    Argument(metavar="TASK", help="The experiment: {tasks}; or module:attribute of your own."),
-]
-Data = Annotated[
-    str | None,
-    Option(metavar="NAME", help="The data set ({data}); or your own table, with --label."),
-]
-SettingName = Annotated[
-    str | None,
-    Option("--setting", metavar="NAME", help="A variant, if not the usual one ({settings})."),
-]
-ConfigName = Annotated[
-    str | None, Option("--config", metavar="FILE", help="A config of your own, instead of --data.")
-]
-Method = Annotated[str | None, Option(metavar="NAME", help="If not the first of the config.")]
-Methods = Annotated[str | None, Option(metavar="A,B,..", help="Only these methods.")]
-Seed = Annotated[int, Option(min=0, metavar="N", help="Of weights and batches.")]
-Seeds = Annotated[str | None, Option(metavar="0,1,..", help="A run of each method for each.")]
-Quick = Annotated[bool, Option("--quick", help="The fast version of the experiment.")]
-Out = Annotated[Path | None, Option(metavar="FOLDER", help="For the runs; runs/... unless given.")]
-Resume = Annotated[bool, Option("--resume", help="Go on with the runs in the folder.")]
-Overwrite = Annotated[bool, Option("--overwrite", help="Delete the runs in the folder.")]
-DataFolder = Annotated[
-    Path | None, Option(metavar="FOLDER", help="Look for data here first; the same as FCCO_DATA.")
-]
-AsJson = Annotated[bool, Option("--json", help="The table as JSON, the last line of stdout.")]
-TensorBoard = Annotated[bool, Option("--tensorboard", help="Log for TensorBoard too.")]
-Quiet = Annotated[bool, Option("--quiet", help="No progress and no table.")]
-Wide = Annotated[bool, Option("--wide", help="A table of all headline figures.")]
-Workers = Annotated[
-    int | None, Option(min=1, metavar="N", help="Processes; one per core, or one on a GPU.")
-]
-GridName = Annotated[
-    str | None,
-    Option(metavar="NAME", help="{grids}; or a YAML file; or --grid.METHOD.KEY '[0.1, 0.01]'."),
-]
-Limit = Annotated[int | None, Option(min=1, metavar="N", help="Settings of each method.")]
-TuningSeeds = Annotated[str | None, Option(metavar="0,1,..", help="If not those of the grid.")]
-Fleet = Annotated[
-    bool | None,
-    Option("--fleet/--no-fleet", help="Train runs together, where the task can, or each alone."),
-]
-Device = Annotated[
-    str | None, Option(metavar="auto|cpu|cuda", help="Where to train; auto unless given.")
-]
-Chunk = Annotated[
-    int | None, Option(min=1, metavar="N", help="Runs of a fleet at most; as many as fit.")
-]
+def _folder(task: str) -> Path:
+    """Of the configs of a task; only one that is not built in must be imported for it."""
+    if ":" not in task:
+        return configs.CONFIGS / task
+    from .. import tasks
+
+    return configs.folder(tasks.get(task))
+
+
+_OPTIONS: dict[str, tuple[type, str | None, str]] = {
+    "task": (str, "TASK", "The experiment: {tasks}; or module:attribute of your own."),
+    "data": (str, "NAME", "The data set ({data}); or your own table, with --label."),
+    "method": (str, "NAME", "If not the first of the config."),
+    "seed": (int, "N", "Of weights and batches; 0 unless given."),
+    "grid": (str, "NAME", "{grids}; or a YAML file; or --grid.METHOD.KEY '[0.1, 0.01]'."),
+    "limit": (int, "N", "Settings of each method."),
+    "methods": (str, "A,B,..", "Only these methods."),
+    "seeds": (str, "0,1,..", "A run of each method for each; those of the config or grid."),
+    "setting": (str, "NAME", "A variant, if not the usual one ({settings})."),
+    "config": (str, "FILE", "A config of your own, instead of --data."),
+    "quick": (bool, None, "The fast version of the experiment."),
+    "out": (Path, "FOLDER", "For the runs; runs/... unless given."),
+    "resume": (bool, None, "Go on with the runs in the folder."),
+    "overwrite": (bool, None, "Delete the runs in the folder."),
+    "workers": (int, "N", "Processes; one per core, or one on a GPU."),
+    "ray": (str, "ADDRESS", "Train on a Ray cluster; auto for that of this machine."),
+    "fleet": (bool, None, "Train runs together, where the task can, or each alone."),
+    "device": (str, "auto|cpu|cuda", "Where to train; auto unless given."),
+    "chunk": (int, "N", "Runs of a fleet at most; as many as fit."),
+    "tensorboard": (bool, None, "Log for TensorBoard too."),
+    "data_folder": (Path, "FOLDER", "Look for data here first; the same as FCCO_DATA."),
+    "wide": (bool, None, "A table of all headline figures."),
+    "as_json": (bool, None, "The table as JSON, the last line of stdout."),
+    "quiet": (bool, None, "No progress and no table."),
+}
+"""Type, metavar and help of the options that several commands have."""
+_FLAGS = {"as_json": "--json", "fleet": "--fleet/--no-fleet"}
+
+
+def parameters(names: str) -> list[inspect.Parameter]:
+    """Options of the table, as parameters that typer knows."""
+    return [_parameter(name) for name in names.split()]
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    kind, metavar, text = _OPTIONS[name]
+    given: Any = Option(
+        _FLAGS.get(name, f"--{name.replace('_', '-')}"), metavar=metavar, help=text,
+        min={"seed": 0}.get(name, 1) if kind is int else None,
+    )  # fmt: skip
+    default: Any = False if kind is bool and name != "fleet" else None
+    if name == "task":
+        given, default = Argument(metavar=metavar, help=text), inspect.Parameter.empty
+    hint: Any = Annotated[kind if default is not None else kind | None, given]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 @dataclass(frozen=True)
@@ -208,7 +231,9 @@ def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = No
         overrides.append(f"data={json.dumps(data)}")
     config = configs.load(task, name, quick=quick, overrides=overrides)
     if method is not None:
-        config = replace(config, methods={method: config.methods[method]}, seeds=(given["seed"],))
+        config = replace(
+            config, methods={method: config.methods[method]}, seeds=(given["seed"] or 0,)
+        )
     if "grid" in given:  # methods and seeds of a sweep are those of its grid
         return Request(task, config, folder, quick)
     if given["methods"] is not None:
@@ -317,6 +342,6 @@ def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
         raise ConfigError(f"--device must be auto, cpu or cuda but is: {device}.")
     if reason is not None:
         return None
-    from ..fleets import train
+    from ..run.fleets import Fleets
 
-    return functools.partial(train, device=device or "auto", chunk=given["chunk"])
+    return Fleets(device or "auto", given["chunk"])

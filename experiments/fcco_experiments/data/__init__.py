@@ -13,10 +13,10 @@ Example:
 """
 
 from ..task import Columns
-from .cards import Card, card, fetch, load, load_grouped, look, names
+from .arrays import FairnessData, Part, arrays
+from .cards import Card, card, fetch, load, load_grouped, load_two_groups, look, names
 from .grouped import GroupedData, GroupedPart, Samples, Texts, Vectors
 from .images import ImageFiles
-from .pairs import PairedData, read_pairs
 from .sources import (
     Copy,
     DataFile,
@@ -28,7 +28,6 @@ from .sources import (
 )
 from .synthetic import grouped_synthetic, scenes_synthetic, synthetic
 from .table import is_table, read_table
-from .tabular import FairnessData, Part
 
 __all__ = [
     "Card",
@@ -40,7 +39,6 @@ __all__ = [
     "GroupedPart",
     "ImageFiles",
     "MissingData",
-    "PairedData",
     "Part",
     "Progress",
     "Samples",
@@ -48,6 +46,7 @@ __all__ = [
     "Texts",
     "Vectors",
     "WrongData",
+    "arrays",
     "cache_folder",
     "card",
     "fetch",
@@ -55,9 +54,9 @@ __all__ = [
     "is_table",
     "load",
     "load_grouped",
+    "load_two_groups",
     "look",
     "names",
-    "read_pairs",
     "read_table",
     "scenes_synthetic",
     "synthetic",

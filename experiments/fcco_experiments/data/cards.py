@@ -12,12 +12,12 @@ from typing import Any, Literal
 from .. import config
 from ..task import Columns
 from . import layouts, sources, synthetic, table
+from .arrays import arrays
 from .grouped import GroupedData
 from .sources import Copy, Place, Progress, Sighting, WrongData
-from .tabular import FairnessData
 
-GENERATED: dict[str, Callable[..., FairnessData | GroupedData]] = {
-    "synthetic": synthetic.synthetic,
+GENERATED: dict[str, Callable[..., GroupedData]] = {
+    "synthetic": synthetic.two_groups_synthetic,
     "grouped-synthetic": synthetic.grouped_synthetic,
     "scenes-synthetic": synthetic.scenes_synthetic,
     "rare-synthetic": synthetic.rare_synthetic,
@@ -44,6 +44,8 @@ class Card:
         whole_groups: see `table.grouped`.
         near: see `table.grouped`.
         summary: see `GroupedData`.
+        words: for reports, by the name of a task: `title`, what `asks` a sample, its `groups`, and
+            `notes`.
         name: of the file.
     """
 
@@ -61,6 +63,7 @@ class Card:
     whole_groups: bool = False
     near: float | None = None
     summary: Literal["worst", "tenth"] = "worst"
+    words: dict[str, dict[str, str]] = field(default_factory=dict)
     name: str = ""
 
 
@@ -123,24 +126,45 @@ def load(
         >>> load("synthetic", rows=500).group_names
         ('group 0', 'group 1')
     """
+    if table.is_table(data) or card(str(data)).kind == "fairness":
+        seed = options.pop("seed", 0)
+        if not table.is_table(data) and not card(str(data)).copies:
+            options["seed"] = seed  # generated data are drawn by it, too
+        more: Any = {"columns": columns, "download": download, "progress": progress, **options}
+        return arrays(load_two_groups(data, folder, **more), seed)
+    more = {"label": label, "download": download, "progress": progress, **options}
+    return load_grouped(data, folder, columns=columns, **more)
+
+
+def load_two_groups(
+    data: str | os.PathLike[str],
+    folder: Place = None,
+    *,
+    columns: Columns | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+    **options: Any,
+) -> GroupedData:
+    """A data set or a table with a binary label and two groups; arguments as for `load`.
+
+    `validation` is the share of the training rows that a seed sets aside.
+    """
     if table.is_table(data):
         columns = columns or Columns()
-        return table.fairness(str(data), table.read_table(data, columns), columns, {}, **options)
+        return table.two_groups(str(data), table.read_table(data, columns), columns, {}, **options)
     own = card(str(data))
+    if own.kind != "fairness":
+        there = ", ".join(name for name in names() if card(name).kind == "fairness")
+        raise WrongData(f"`{data}` has no two groups; these have: {there}; or give a table.")
     if not own.copies:
         return GENERATED[own.name](**options)
+    read = _read(own, folder, download, progress)
+    return table.two_groups(own.name, read, own.columns, own.values, **options)
+
+
+def _read(own: Card, folder: Place, download: bool, progress: Progress | None) -> table.Table:
     copy, found = sources.locate(own.name, own.copies, folder, download=download, progress=progress)
-    read = layouts.READERS[copy.reader](found)
-    if own.kind == "fairness":
-        return table.fairness(own.name, read, own.columns, own.values, **options)
-    columns = replace(own.columns, label=label, group=()) if label else own.columns
-    if columns.split and columns.split not in read.frame:  # a copy without official parts
-        columns = replace(columns, split="")
-    return table.grouped(
-        own.name, read, columns, own.values, near=own.near, summary=own.summary,
-        reported=() if label else own.reported, by_user=own.by_user and not label,
-        whole_groups=own.whole_groups and not label, **{"classes": own.classes, **options},
-    )  # fmt: skip
+    return layouts.READERS[copy.reader](found)
 
 
 def load_grouped(
@@ -167,10 +191,21 @@ def load_grouped(
         columns = columns or Columns()
         read = table.read_table(data, columns, (size[0], size[1]))
         return table.grouped(str(data), read, columns, {}, **options)
-    if card(str(data)).kind != "groups":
-        own = ", ".join(name for name in names() if card(name).kind == "groups")
-        raise WrongData(f"`{data}` has no groups of samples; these have: {own}; or give a table.")
-    return load(data, folder, label=label, download=download, progress=progress, **options)
+    own = card(str(data))
+    if own.kind != "groups":
+        there = ", ".join(name for name in names() if card(name).kind == "groups")
+        raise WrongData(f"`{data}` has no groups of samples; these have: {there}; or give a table.")
+    if not own.copies:
+        return GENERATED[own.name](**options)
+    read = _read(own, folder, download, progress)
+    columns = replace(own.columns, label=label, group=()) if label else own.columns
+    if columns.split and columns.split not in read.frame:  # a copy without official parts
+        columns = replace(columns, split="")
+    return table.grouped(
+        own.name, read, columns, own.values, near=own.near, summary=own.summary,
+        reported=() if label else own.reported, by_user=own.by_user and not label,
+        whole_groups=own.whole_groups and not label, **{"classes": own.classes, **options},
+    )  # fmt: skip
 
 
 def look(name: str, folder: Place = None) -> list[Sighting]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -109,6 +110,7 @@ class GroupedData:
         summary: how the accuracies of the reported groups become one figure: the `"worst"`, or the
             `"tenth"` percentile as Amazon-WILDS has it.
         inputs: changes when the samples do, but not with their labels; empty where unknown.
+        feature_names: of the columns of vectors, where known; `column=value` for a category.
     """
 
     name: str
@@ -119,6 +121,7 @@ class GroupedData:
     fingerprint: str
     summary: Literal["worst", "tenth"] = "worst"
     inputs: str = ""
+    feature_names: tuple[str, ...] = ()
 
 
 def part(
@@ -340,6 +343,70 @@ class WholeGroups:
             name: part(own, self.label, self.group, self.group_names)
             for name, own in zip(PARTS, rows, strict=True)
         }
+
+
+def stratified(cell: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Places of a share of each of the cells 0 to 3, in increasing order.
+
+    Of a cell with n rows these are the first `round(share * n)` of a permutation by
+    `numpy.random.RandomState(seed)`, one for all cells; numpy promises that its stream never
+    changes.
+
+    Raises:
+        ValueError: when a cell would have no row on one of the sides.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"`stratified(share=...)` must be in [0, 1) but is: {share}.")
+    random, aside = np.random.RandomState(seed), np.zeros(len(cell), dtype=bool)
+    for number in range(4) if share else ():
+        rows = (cell == number).nonzero()[0]
+        taken = round(share * len(rows))
+        if not 0 < taken < len(rows):
+            raise ValueError(
+                f"A share of {share} leaves no row of group {number // 2}, label {number % 2} on "
+                f"one of the sides: there are {len(rows)}. Take another share, or 0 for no "
+                "validation part."
+            )
+        aside[random.permutation(rows)[:taken]] = True
+    return aside.nonzero()[0]
+
+
+TEST_SHARE = 0.2  # of a table without a split column, for fairness
+
+
+@dataclass(frozen=True, eq=False)
+class WithinCells:
+    """From a seed to parts with the same share of each cell 2 group + label; none is empty.
+
+    Args:
+        label: of all samples, 0 or 1.
+        group: of all samples, 0 or 1.
+        group_names: of both.
+        split: place of each sample in `PARTS`; unless given, the seed takes a fifth for tests.
+        validation: share of the training samples that the seed sets aside, where no sample is for
+            validation.
+    """
+
+    label: Tensor
+    group: Tensor
+    group_names: tuple[str, ...]
+    split: Tensor | None = None
+    validation: float = 0.2
+
+    def __call__(self, seed: int) -> dict[str, GroupedPart]:
+        """The parts."""
+        cell = (2 * self.group + self.label).numpy()
+        if self.split is None:
+            place = np.full(len(cell), TRAIN)
+            place[stratified(cell, TEST_SHARE, seed)] = TEST
+        else:
+            place = self.split.numpy().copy()
+        train = np.flatnonzero(place == TRAIN)
+        if not (place == VALIDATION).any():
+            place[train[stratified(cell[train], self.validation, seed)]] = VALIDATION
+        rows = {name: torch.from_numpy(np.flatnonzero(place == k)) for k, name in enumerate(PARTS)}
+        columns = self.label, self.group, self.group_names
+        return {name: part(own, *columns) for name, own in rows.items() if len(own)}
 
 
 def sampled(group: Tensor, number: int) -> Tensor:

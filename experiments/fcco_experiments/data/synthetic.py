@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from .grouped import GroupedData, Vectors, WholeGroups, WithinGroups, kept, sampled
+from .arrays import FairnessData, arrays
+from .grouped import (
+    TEST,
+    TRAIN,
+    GroupedData,
+    Vectors,
+    WholeGroups,
+    WithinCells,
+    WithinGroups,
+    kept,
+    sampled,
+)
 from .sources import digest
-from .tabular import FairnessData, Part, assemble
 
 SIGNAL, PROXY = 1.6, 3.0  # how far the means of the labels, and of the groups, are apart
 BASE_RATES, GROUP_SHARE = (0.2, 0.7), 0.6
 
 
-def synthetic(
+def two_groups_synthetic(
     rows: int = 4000,
     test_rows: int = 2000,
     *,
     features: int = 8,
     validation: float = 0.2,
     seed: int = 0,
-) -> FairnessData:
+) -> GroupedData:
     r"""Gaussian features: one half tells the label, the other half tells the group.
 
     .. math::
@@ -46,25 +57,31 @@ def synthetic(
     # Two streams: more test rows must not change the training rows.
     first, second = np.random.SeedSequence(seed).spawn(2)
 
-    def draw(sequence: np.random.SeedSequence, size: int) -> Part:
+    def draw(sequence: np.random.SeedSequence, size: int) -> tuple[np.ndarray, ...]:
         random = np.random.default_rng(sequence)
         group = (random.random(size) < GROUP_SHARE).astype(np.int64)
         label = (random.random(size) < np.array(BASE_RATES)[group]).astype(np.int64)
         table = random.standard_normal((size, features))
         table[:, :tells_label] += SIGNAL / tells_label**0.5 * (label[:, None] - 0.5)
         table[:, tells_label:] += PROXY / tells_group**0.5 * (group[:, None] - 0.5)
-        return Part(table, label, group)
+        return table, label, group
 
     names = [f"label-{k}" for k in range(tells_label)] + [f"group-{k}" for k in range(tells_group)]
-    return assemble(
-        "synthetic",
-        draw(first, rows),
-        draw(second, test_rows),
-        names,
-        ("group 0", "group 1"),
-        validation=validation,
-        seed=seed,
-    )
+    both = zip(draw(first, rows), draw(second, test_rows), strict=True)
+    table, label, group = (torch.from_numpy(np.concatenate(pair)) for pair in both)
+    split = torch.tensor([TRAIN] * rows + [TEST] * test_rows)
+    cut = WithinCells(label, group, ("group 0", "group 1"), split, validation)
+    return GroupedData(
+        "synthetic", "vector", Vectors(table), ("0", "1"), cut,
+        digest("synthetic", table.numpy().tobytes()), feature_names=tuple(names),
+    )  # fmt: skip
+
+
+def synthetic(
+    rows: int = 4000, test_rows: int = 2000, *, seed: int = 0, **options: Any
+) -> FairnessData:
+    """`two_groups_synthetic` as arrays; the seed draws and splits."""
+    return arrays(two_groups_synthetic(rows, test_rows, seed=seed, **options), seed)
 
 
 def grouped_synthetic(

@@ -28,6 +28,7 @@ from .grouped import (
     Texts,
     Vectors,
     WholeGroups,
+    WithinCells,
     WithinGroups,
     cut_within_groups,
     kept,
@@ -37,7 +38,6 @@ from .grouped import (
 from .images import distinct_rows, image_samples, opened
 from .sources import WrongData, digest, few, leads_out, members
 from .sources import opened as unpacked
-from .tabular import FairnessData, Part, assemble, stratified
 
 TABLES = (".csv", ".tsv", ".parquet")
 SPLITS = {
@@ -45,7 +45,6 @@ SPLITS = {
     **dict.fromkeys(("validation", "val", "valid", "dev", "1"), VALIDATION),
     **dict.fromkeys(("test", "testing", "2"), TEST),
 }
-TEST_SHARE = 0.2  # of a table without a split column, for fairness
 MOST_CATEGORIES = 200
 LARGEST = float(np.finfo(np.float32).max)
 TRUE, FALSE = ("1", "true", "yes"), ("0", "false", "no")
@@ -422,24 +421,17 @@ def _matches(table: Table, role: str, patterns: Sequence[str]) -> list[str]:
 # --- Data sets -----------------------------------------------------------------------------------
 
 
-def fairness(
-    name: str,
-    table: Table,
-    columns: Columns,
-    values: Values,
-    *,
-    validation: float = 0.2,
-    seed: int = 0,
-) -> FairnessData:
+def two_groups(
+    name: str, table: Table, columns: Columns, values: Values, *, validation: float = 0.2
+) -> GroupedData:
     """Features, a label of two classes and two groups, the second of which are called 1.
 
     Args:
         name: of the data set.
         table: the rows.
-        columns: without a split, the seed takes a fifth of each cell (group, label) for tests.
+        columns: of the table.
         values: names of the values of columns.
-        validation: share of the training rows to set aside, where the table names none.
-        seed: of the splits.
+        validation: see `WithinCells`.
     """
     if columns.overlapping:
         raise WrongData("`overlapping`: this experiment compares two groups; use --group.")
@@ -453,16 +445,16 @@ def fairness(
                 f"{few(names, 8)}. Compare one with all others by --{role} COLUMN=VALUE."
             )
     split = _split(table, columns.split)
-    if split is None:
-        aside = stratified(Part(np.zeros((len(label), 0)), label, group), TEST_SHARE, seed)[1]
-        split = np.zeros(len(label), dtype=np.int64)
-        split[aside] = TEST
-    features, names = encoded(table, _feature_names(table, columns), split == TRAIN)
-    parts = [Part(features, label, group).rows(np.flatnonzero(split == p)) for p in range(3)]
-    held = parts[VALIDATION] if len(parts[VALIDATION]) else validation
-    return assemble(
-        name, parts[TRAIN], parts[TEST], names, (groups[0], groups[1]), validation=held, seed=seed
-    )
+    cut = WithinCells(
+        _tensor(label), _tensor(group), groups, None if split is None else _tensor(split),
+        validation,
+    )  # fmt: skip
+    fit = np.ones(len(label), dtype=bool) if split is None else split == TRAIN
+    features, names = encoded(table, _feature_names(table, columns), fit)
+    return GroupedData(
+        name, "vector", Vectors(torch.from_numpy(features)), classes, cut,
+        digest(name, features.tobytes(), label.tobytes(), group.tobytes()), feature_names=names,
+    )  # fmt: skip
 
 
 def grouped(

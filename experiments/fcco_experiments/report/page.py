@@ -13,7 +13,7 @@ from .. import results, stats
 from ..prose import paragraphs
 from ..store import CONFIG, WINNERS, Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
-from ..tasks.verdict import judge
+from ..tasks.judge import Judgement, judge
 from . import plots, tables
 from .style import COLOURS, SHAPES, TOKENS, count, seeds, setting, styles, title
 
@@ -29,8 +29,11 @@ def by_method(comparison: Comparison) -> dict[str, list[SavedRun]]:
 
 
 def final_rows(runs: Runs) -> dict[str, list[Row]]:
-    """Final rows of each method that has a finished run."""
-    rows = {name: [run.figures for run in group if run.figures] for name, group in runs.items()}
+    """Final rows, with their seeds, of each method that has a finished run."""
+    rows = {
+        name: [{**run.figures, "seed": run.seed} for run in group if run.figures]
+        for name, group in runs.items()
+    }
     return {name: own for name, own in rows.items() if own}
 
 
@@ -106,7 +109,8 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
     ]
     every = [metric for metric in page.metrics if any(metric.key in v for v in values.values())]
     kept = any(runs.values())
-    first = judge(task, config, final or _means(values)).best
+    judgement = judge(task, config, final or _means(values))
+    first = judgement.best
     return common(comparison, task) | {
         **_plots(runs, replace(page, panels=tuple(_judged(p, rule) for p in page.panels)), look),
         "title": page.title,
@@ -118,7 +122,7 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         "judged": {} if first is None else values[first],
         "metrics": {metric.key: metric for metric in page.metrics},
         "headline": tables.scores(runs, values, top, "Final figures", rule),
-        "differences": _differences(comparison, first, page, rule),
+        "differences": _differences(judgement, page) if final else None,
         "limited": rule is not None and any(metric.key == rule.constraint for metric in top),
         "rule": rule,
         "several": any(value["runs"] > 1 for row in values.values() for value in row.values()),
@@ -193,14 +197,14 @@ def _judged(panel: Panel, rule: Rule | None) -> Panel:
     return panel
 
 
-def _differences(
-    comparison: Comparison, first: str | None, page: Page, rule: Rule | None
-) -> tables.Table | None:
+def _differences(judgement: Judgement, page: Page) -> tables.Table | None:
+    """What each other method differs by from the first, in what is judged."""
+    first, rule = judgement.best, judgement.rule
     if first is None or rule is None:
         return None
     known = {metric.key: metric for metric in page.metrics}
     judged = [known[key] for key in (rule.objective, rule.constraint) if key in known]
-    pairs = [(metric, stats.against(comparison, metric.key, first)) for metric in judged]
+    pairs = [(metric, judgement.differences(metric.key)) for metric in judged]
     return tables.differences(pairs, first, page.references) if pairs[0][1] else None
 
 

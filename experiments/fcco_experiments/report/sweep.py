@@ -12,12 +12,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .. import results, stats, store
+from .. import stats
 from ..store import Comparison
 from ..task import Metric, Page, Panel, Row, Rule, Task
 from . import plots, tables
@@ -341,38 +340,8 @@ def _labels(values: Sequence[Any], at: Sequence[float], scale: float) -> list[st
 # The page.
 
 
-@dataclass(frozen=True)
-class Conclusion:
-    """What is known after a sweep: the winners' figures, none of test data, and the page."""
-
-    metrics: tuple[Metric, ...]
-    table: stats.Table
-    report: Path
-    compare: str
-
-
-def conclude(out: Path, told: Mapping[str, Any]) -> Conclusion:
-    """Write `table.json` and `table.md` of the winners and the report, from saved data alone.
-
-    Args:
-        out: folder of the sweep.
-        told: from `fcco_experiments.sweep.read`.
-    """
-    from . import render_sweep
-
-    comparison = store.load_comparison(out)
-    task, config = results.problem(comparison)
-    sweep = read(told)
-    shown = metrics(task.page(config), sweep)
-    table = winners_table(comparison, sweep, shown)
-    if "meta" not in told:  # published sweeps are left as they are
-        store.write_json(out / results.TABLE, {"methods": table})
-        store.write_text(out / "table.md", stats.markdown(table, shown))
-    store.write_text(out / "report.html", render_sweep(comparison, told, task, config))
-    return Conclusion(tuple(shown), table, out / "report.html", _compare_winners(comparison))
-
-
-def _compare_winners(comparison: Comparison) -> str:
+def compare_winners(comparison: Comparison) -> str:
+    """The command that compares the winners."""
     return command(comparison, "compare", f"{comparison.folder}-winners")
 
 
@@ -421,7 +390,7 @@ def content(
         "alerts": _alerts(comparison, sweep, task, config),
         "sweep": sweep,
         "several": bool(comparison.runs),
-        "compare_winners": _compare_winners(comparison),
+        "compare_winners": compare_winners(comparison),
         "feasible": sum(trial.feasible for trial in sweep.trials),
         "order": order,
         "without": without,

@@ -146,7 +146,7 @@ def differences(
     """Each method less the first one in the judged figures, with 95 % intervals over seeds.
 
     Args:
-        found: the judged figures, each with the intervals from `stats.against`.
+        found: the judged figures, each with the intervals from `Judgement.differences`.
         first: the first of all methods.
         references: methods that are marked so.
     """

@@ -47,7 +47,6 @@ class OnMachine(Experiment):
     loaders: int = 0  # worker processes that read images from files
     pin_memory: bool = False  # page-locked memory for batches on their way to a GPU
     evaluate_batch: int = 512  # samples of a batch of evaluation
-    strategy: Literal["ddp", "fsdp2"] = "ddp"  # how several processes (torchrun) share a run
 
     @property
     def preferred_device(self) -> str:
@@ -215,9 +214,8 @@ def chunks(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Places with their inputs, for evaluation: each of the ranks its share.
 
-    Every rank gets the same number of chunks, none of them empty, because sharded models must be
-    called together: where samples do not go round, the last place comes twice. The caller counts
-    each place once.
+    Every rank gets the same number of chunks, none of them empty: where samples do not go round,
+    the last place comes twice. The caller counts each place once.
     """
     rank, size = (0, 1) if group is None else (group.rank, group.size)
     share = -(-len(rows) // size)
@@ -326,7 +324,6 @@ class BaseTraining(Training):
     ) -> None:
         self.config, self.method, self.device = config, method, device
         self.model, self.built, self.batches = model, built, batches
-        self.sharded = strategy.is_sharded(model)
         self.steps, self.seconds = 0, 0.0
         if isinstance(built.objective, nn.Module):
             built.objective.to(device)

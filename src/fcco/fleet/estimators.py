@@ -288,13 +288,13 @@ class Multiplied(Tracking):
         table, visit, steps = state["u"], updated.visit, state["steps"] + 1
         targets = multipliers.targets(*_limits_of(run), numbers["margin"])
         rows, scales = Multipliers(*map(state.get, Multipliers._fields)), Scales(*state["scales"])
-        noise, share = state["pooled"][0] / 2, multipliers.largest_margin(len(table))
+        noise = state["pooled"][0] / 2
         slope = multipliers.coefficients(rows, targets, updated.u - targets.limit, noise, scales)
         sampling = table.new_full((), len(table)) / updated.blocks
         scales = scales.with_loss(updated.forward.loss.to(table))._replace(sampling=sampling)
         seen, statistics = state["seen"].to(table), (visit.statistics, visit.pooled)
         shown = Constraints(visit.clipped, table, visit.after, seen, *statistics, updated.came)  # type: ignore[arg-type]
-        rows, scales = multipliers.step(rows, targets, shown, scales, share, steps)
+        rows, scales = multipliers.step(rows, targets, shown, scales, len(table), steps)
         changed = {**rows._asdict(), "scales": torch.stack(list(scales)), "steps": steps}
         return updated.estimate(slope * sampling, changed)
 

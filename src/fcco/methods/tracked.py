@@ -33,19 +33,20 @@ class Multipliers(TrackedSettings):
     unit, and the multipliers hardly move.
 
     Args:
-        gamma: weight of the new value in u_i; the gains were chosen with 0.2.
+        gamma: weight of the new value in u_i; `"auto"` measures the best one, at least 0.2: a
+            later u damps the multipliers too late.
 
     References:
         D. P. Bertsekas, Constrained optimization and Lagrange multiplier methods, 1982.
     """
 
-    gamma: float | Auto = 0.2
+    gamma: float | Auto = "auto"
 
     word = "multipliers"
 
     def term(self, problem: Problem) -> MultiplierTerm:
         tracker = InnerTracker(
-            problem.number, gamma=self.gamma, correction=0.0, read="new", measure=True,
+            problem.number, gamma=self.gamma, least=0.2, correction=0.0, read="new", measure=True,
             **self.table(problem.model),
         )  # fmt: skip
         return MultiplierTerm(tracker, **problem.limits)

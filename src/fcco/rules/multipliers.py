@@ -14,17 +14,25 @@ from .track import Pooled, Statistics
 WARM_UP = 10
 """Steps that only measure."""
 
-FEW = 10
-"""Visits up to which the noise of a constraint is mixed with that of all, which counts as 5."""
-
-MARGIN = 0.06
-"""Margin in units of sqrt(2 ln m) sigma_i, which the largest of m batch values is off by chance."""
+MARGIN = 0.2
+"""Margin in units of sqrt(2 ln m) errors of u_i, which the largest of m is off by chance."""
 
 FORGET = 0.01
 """Share of omega that is forgotten in a step."""
 
 INTEGRAL, FASTEST, PROPORTIONAL = 0.01, 0.03, 0.25
 """Gains in units of kappa: of nu in a step, its bound, and of the part proportional to x."""
+
+LEAST = 0.03
+"""Share of the variance of all losses so far that counts as noise of the loss at least."""
+
+LATE = 4.0
+"""How many times `INTEGRAL` is added to it for an excess that lasts."""
+
+FORCED, CHANCE, ALIKE = 5.0, 0.5, 4.0
+"""Limits are relaxed when constraints act with more than `FORCED` times sigma_0 / A, and one of
+them is violated by more than `CHANCE` in units of noise all the same. Noise is alike that differs
+by a factor of at most `ALIKE`."""
 
 TINY, HUGE = 1e-30, 1e30
 """The least number to divide by; and the variance of a constraint that does not move at all, which
@@ -43,6 +51,10 @@ class Scales(NamedTuple):
     losses: Number  # steps with a loss
     joint: Number  # the square of the sum of all e_i / sigma_i
     separate: Number  # the sum of their squares
+    level: Number  # the mean of all losses
+    range: Number  # their variance
+    pressure: Number  # the largest c_i sigma_i of the last steps, in units of sigma_0 / A
+    typical: Number  # the sigma_i of constraints that act
 
     def with_loss(self, loss: Number) -> Scales:
         """After a step with this loss."""
@@ -50,15 +62,23 @@ class Scales(NamedTuple):
         noise, steps = self.loss_noise, self.losses
         loss = on.choose(loss - loss == 0, loss, self.loss)  # NaN and infinity are left out
         # One outlier must not make all constraints act many times harder.
-        bound = on.choose(
-            (steps > 2) & (noise > 0), on.choose(steps > 10, 9 * noise, 100 * noise), HUGE
-        )
-        change = on.smaller(on.smaller(on.larger(loss - self.loss, -1e15), 1e15) ** 2 / 2, bound)
+        bound = noise * (100 - 91 * (steps > 10)) + HUGE * ((steps <= 2) | (noise == 0))
+        most = on.smaller((2 * bound) ** 0.5, 1e15)
+        moved = on.larger(on.smaller(loss - self.loss, most), -most)
+        loss, change = self.loss + moved, moved**2 / 2
         early = (steps <= 10) & (change < 1e-4 * noise)  # what came before was one
-        noise = on.choose(early, change, noise)
+        noise = noise + early * (change - noise)
         weight = (steps > 0) / on.smaller(on.larger(steps, 1.0), 1 / 0.03)
         noise = noise + weight * (change - noise)
-        return self._replace(loss=loss, loss_noise=noise, losses=steps + 1)
+        level, share = self.level + early * (loss - self.level), 1 / (steps + 1)
+        off, spread = loss - level, self.range - early * self.range
+        return self._replace(
+            loss=loss,
+            loss_noise=noise,
+            losses=steps + 1,
+            level=level + share * off,
+            range=spread + share * ((1 - share) * off**2 - spread),
+        )
 
     def with_innovations(self, relative: Array, steps: Number) -> Scales:
         """After a step with these e_i / sigma_i."""
@@ -80,7 +100,7 @@ class Scales(NamedTuple):
         begins = (self.coherence == 0) & (largest > 0)
         return self._replace(
             omega=on.larger(self.omega * (1 - FORGET), worst),
-            coherence=on.choose(begins, on.larger(start, 0.1), self.coherence),
+            coherence=self.coherence + begins * (on.larger(start, 0.1) - self.coherence),
         )
 
     def with_action(self, slope: Array, innovation: Array, noise: Array) -> Scales:
@@ -94,22 +114,35 @@ class Scales(NamedTuple):
         weight = acts / on.smaller(active + 10, 50.0)
         coherence = on.larger(self.coherence + weight * (square - self.coherence), 0.1)
         coherence = (self.coherence > 0) * coherence
-        return self._replace(active=active, coherence=coherence)
+        pressure = largest * on.larger(coherence, 0.1) ** 0.5 / self.deviation()
+        pressure = on.larger(self.pressure * (1 - FORGET), pressure)
+        share = abs(slope) * noise
+        typical = on.number((share * noise).sum()) / on.larger(on.number(share.sum()), TINY)
+        typical = self.typical + weight * (typical - self.typical)
+        return self._replace(active=active, coherence=coherence, pressure=pressure, typical=typical)
 
-    def room(self) -> Number:
-        """How much of its margin a constraint has room for, from 0 to 1.
-
-        The noise of a pair of opposite constraints cancels: between them is no room. That of
-        others adds up, as independent noise or stronger.
-        """
+    def deviation(self) -> Number:
+        """sigma_0, at least a share of all variation; 1 for a loss that is constant."""
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
-        return on.smaller(self.joint / on.larger(self.separate, TINY), 1.0)
+        square = on.larger(self.loss_noise, LEAST * self.range)
+        return (square + (square == 0)) ** 0.5
 
     def unit(self) -> Number:
         """kappa_i sigma_i^2, that is sigma_0 / (A max(omega, 1))."""
         on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
         scale = on.larger(self.coherence, 0.1) ** 0.5 * on.larger(self.omega, 1.0)
-        return (self.coherence > 0) * self.loss_noise**0.5 / scale
+        return (self.coherence > 0) * self.deviation() / scale
+
+    def slack(self, noise: Array) -> Array:
+        """By how much limits are relaxed: 0 unless they cannot all hold.
+
+        Where noise is alike, limits are in like units and all are relaxed by as much; others by as
+        much in units of their noise.
+        """
+        on: Any = Tensors if isinstance(self.omega, Tensor) else Numbers
+        beyond = on.larger(self.pressure / FORCED - 1, 0.0) * on.larger(self.omega - CHANCE, 0.0)
+        beyond = on.smaller(beyond, self.omega)
+        return beyond * (0 * noise + self.typical).clip(noise / ALIKE, noise * ALIKE)
 
 
 class Targets(NamedTuple):
@@ -152,7 +185,7 @@ class Multipliers(NamedTuple):
 
     multiplier: Array  # nu_i
     variance: Array  # sigma_i^2 after the last visit, 0 before the second
-    margin: Array  # that of the noise, after the last visit
+    margin: Array  # that of the error of u_i less the slack, after the last visit
 
 
 def coefficients(
@@ -190,7 +223,7 @@ def step(
     targets: Targets,
     shown: Constraints,
     scales: Scales,
-    share: float,
+    number: int,
     steps: Number,
 ) -> tuple[Multipliers, Scales]:
     """Measure the units of the constraints of a step; after the warm-up move nu too.
@@ -200,12 +233,28 @@ def step(
         targets: the limits.
         shown: by the step.
         scales: with its `sampling` and its loss.
-        share: of sigma_i that a margin has at most.
+        number: of all constraints.
         steps: number of steps, this one included.
     """
     on: Any = Tensors if isinstance(scales.omega, Tensor) else Numbers
     fresh, old, after, known, statistics, pooled, came = shown
-    variance, again = _variance(statistics, pooled)
+    again = statistics.visits > 1
+    # One value alone tells no noise: sigma_i^2 is then that of all, now and when it is read later.
+    squares = statistics.squares(pooled)
+    variance, error = squares / 2, (squares * statistics.share(pooled, number)) ** 0.5
+    moves = variance > 0
+    # The noise of a pair of opposite constraints cancels: between them is no room. That of others
+    # adds up, as independent noise or stronger.
+    room = on.smaller(scales.joint / on.larger(scales.separate, TINY), 1.0)
+    margin = MARGIN * math.sqrt(2 * math.log(max(number, 2))) * room * error * again
+    if targets.sides is not None:  # at most to the middle of the interval
+        margin = margin.clip(max=targets.sides[3] - targets.margin)
+    inside = margin + targets.margin
+    excess = after - targets.limit + inside
+    # A value that does not move has no noise: its violation is its unit.
+    outside = targets.outside(excess, 1.0, margin)
+    variance = variance + ~moves * outside**2
+    variance = variance + HUGE * (variance == 0)
     noise, innovation = variance**0.5, fresh - old
     if known is not None:  # a first value is no surprise
         innovation = innovation * known
@@ -215,17 +264,13 @@ def step(
     if targets.sides is not None:  # towards the limit, which is below for lower ones
         relative = relative * (2 * targets.sides[1] - 1)
     scales = scales.with_innovations(relative, steps)
-    moves = variance < HUGE
-    margin = share * scales.room() * (noise * moves)
-    if targets.sides is not None:  # at most to the middle of the interval
-        margin = margin.clip(max=targets.sides[3] - targets.margin)
     multiplier = rows.multiplier
+    slack = scales.slack(noise * moves)
+    margin, excess, inside = margin - slack, excess - slack, inside - slack
     if isinstance(steps, Tensor) or steps >= WARM_UP:
-        inside = margin + targets.margin
-        excess = after - targets.limit + inside
-        # Some constraint came twice. Nothing acts before the first violation that counts.
-        measured = (pooled.steps > 0) & (steps >= WARM_UP)
-        violation = targets.outside(excess, 1.0, margin) * measured / noise
+        # Noise from as many steps. Nothing acts before the first violation that counts.
+        measured = pooled.steps >= WARM_UP - 1
+        violation = outside * measured / noise
         violation = violation if targets.sides is None else abs(violation)
         violation = violation if came is None else violation * came
         scales = scales.with_violation(violation, known)
@@ -233,28 +278,22 @@ def step(
         gain = PROPORTIONAL * scales.sampling**0.5 * kappa
         slope = targets.outside(multiplier + excess * gain, gain, margin) * moves
         slope = slope if came is None else slope * came
-        rate = on.smaller(INTEGRAL * scales.sampling, FASTEST) * kappa
-        moved = multiplier + (fresh - targets.limit + inside) * rate
-        multiplier = targets.outside(moved, rate, margin)
+        # An excess in u and in its average over many steps alike, beyond half the error of u. A
+        # violation above noise, omega > 1, shows in the first steps.
+        now, lasting = excess, statistics.slow - targets.limit + inside
+        if targets.sides is not None:  # from the lower limit where that is the one that matters
+            width, has_upper, has_lower, _ = targets.sides
+            across = (width - 2 * margin) * has_lower
+            across = across * ((multiplier < 0) | (excess + across < 0) | (has_upper == 0))
+            now, lasting = now + across, lasting + across
+        late = (lasting * now > 0) * abs(lasting).clip(max=abs(now)) - error / 2
+        omega = on.larger(scales.omega, 1.0)
+        late = (late.clip(0) / (noise * omega)).clip(max=1) / omega
+        rate = (INTEGRAL * scales.sampling * (1 + LATE * late)).clip(max=FASTEST) * kappa
+        x = fresh - targets.limit + inside
+        multiplier = targets.outside(multiplier + x * rate, rate, margin)
         scales = scales.with_action(slope, innovation, noise)
     new = Multipliers(multiplier, variance * again, margin)
     if came is not None:
         new = Multipliers(*(where(came, b, a) for a, b in zip(rows, new, strict=True)))
     return new, scales
-
-
-def _variance(statistics: Statistics, pooled: Pooled) -> tuple[Array, Array]:
-    """sigma_i^2 of constraints just visited, and which came again.
-
-    One value alone tells no noise: sigma_i^2 is then that of all constraints, now and when it is
-    read later.
-    """
-    own, half = statistics.visits - 1, statistics.difference / 2  # half a squared difference
-    mixed = (half * own + 5 * (pooled.difference / 2)) / (statistics.visits + 4)
-    variance = half + (statistics.visits <= FEW) * (mixed - half)
-    return where(variance == 0, HUGE, variance), own > 0
-
-
-def largest_margin(number: int) -> float:
-    """The share of sigma_i that a margin has at most, for m constraints."""
-    return MARGIN * math.sqrt(2 * math.log(max(number, 2)))

@@ -350,6 +350,12 @@ class Statistics(NamedTuple):
     slow: Array  # the average of u over the visits in `LOOP` steps, of each
     before: Array  # the batch value before the last of each
 
+    def squares(self, pooled: Pooled) -> Array:
+        """D of each; after few visits mixed with that of all blocks."""
+        own = (self.visits - 1).clip(0)
+        mixed = (self.difference * own + MIXED * pooled.difference) / (own + MIXED)
+        return self.difference + (self.visits <= FEW) * (mixed - self.difference)
+
     def errors(self, pooled: Pooled, number: int) -> Array:
         """The standard error of u as an estimate of what g_i is now; NaN where it is not known.
 
@@ -360,16 +366,22 @@ class Statistics(NamedTuple):
             pooled: what is known of all blocks.
             number: of the numbers that are tracked, n d1.
         """
+<<<<<<< HEAD
         own, (noise, drift, kappa) = (self.visits - 1).clip(0), pooled.noise_and_drift()
         noise = noise * (1 - 2 * kappa * (1 - self.of_noise) / (1 + self.of_noise))
         mixed = (self.difference * own + MIXED * pooled.difference) / (own + MIXED)
         square = self.difference + (self.visits <= FEW) * (mixed - self.difference)
+=======
+        known = (self.visits > 0) & (pooled.steps > 0)
+        return where(known, (self.squares(pooled) * self.share(pooled, number)) ** 0.5, math.nan)
+
+    def share(self, pooled: Pooled, number: int) -> Array:
+        """The squared error of u in units of D; see `errors`."""
+        noise, drift = pooled.noise_and_drift()
+>>>>>>> main
         lag = self.of_drift + (1 - pooled.values / number)
-        parts = (self.of_noise * noise + lag * drift) / (
-            pooled.difference + (pooled.difference == 0)
-        )
-        measured = (self.visits > 0) & (pooled.steps > 0)
-        return where(measured, (square * parts) ** 0.5, math.nan)
+        parts = self.of_noise * noise + lag * drift
+        return parts / (pooled.difference + (pooled.difference == 0))
 
     def clipped(self, pooled: Pooled, fresh: Array, old: Array) -> tuple[Array, Array]:
         """Batch values for the statistics, and those to track, with clipped innovations.
@@ -537,12 +549,14 @@ class Track:
         gamma: weight of the fresh value; None takes the gain that is measured.
         correction: gamma', or the word for a formula, see `correction_weight`.
         formula: the update of u.
+        least: the smallest gain that is taken.
     """
 
     number: int
     gamma: Number | None
     correction: Number | str
     formula: Formula = track
+    least: float = 0.0
 
     def step(
         self,
@@ -578,7 +592,7 @@ class Track:
         gamma: Any = self.gamma
         if gamma is None:
             assert statistics is not None and pooled is not None
-            gamma = (MEMORY / (statistics.visits + MEMORY)).clip(pooled.gain)
+            gamma = (MEMORY / (statistics.visits + MEMORY)).clip(pooled.gain).clip(self.least)
         correction: Any = 0.0
         if previous is not None:
             correction = correction_weight(self.correction, gamma, self.number, blocks)

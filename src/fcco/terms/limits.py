@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -191,6 +191,8 @@ class ConstraintTerm(AbstractTerm):
         limits: `tolerance`, `margin` and `names`, see `Limits`.
     """
 
+    integrates: ClassVar[bool] = False  # multipliers grow with every step of an excess
+
     def __init__(self, tracker: InnerTracker, **limits: Any) -> None:
         super().__init__(tracker)
         limits.setdefault("call", type(self).__name__)
@@ -223,10 +225,6 @@ class ConstraintTerm(AbstractTerm):
     def capped(self, values: Tensor | None) -> Tensor:
         """Which multipliers are the largest possible, at given values or the tracked ones."""
         return torch.zeros_like(self.tracker.seen)
-
-    def multiplier_increment(self) -> Tensor | None:
-        """By how much each multiplier grows in a step at the tracked values, where it does."""
-        return None
 
 
 class UnsampledTerm(ConstraintTerm):

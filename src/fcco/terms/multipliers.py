@@ -23,7 +23,7 @@ class MultiplierTerm(ConstraintTerm):
     .. math::
         c_i &= \bigl[\nu_i + \tfrac14\sqrt{m/B_1}\,\kappa_i x_i\bigr]_+, \qquad
         G_t = \nabla g_0 + \frac m{B_1}\sum_{i\in\mathcal B_1} c_i\nabla g_i \\
-        \nu_i &\leftarrow \bigl[\nu_i + \min(0.01\,m/B_1,\,0.03)\,\kappa_i\,
+        \nu_i &\leftarrow \bigl[\nu_i + \min(0.01\,h_i\,m/B_1,\,0.03)\,\kappa_i\,
             (g_i(w_t;\mathcal B) - \text{high}_i + \text{margin}_i)\bigr]_+ \\
         \kappa_i &= \frac{\sigma_0}{A\,\sigma_i W_i}, \qquad W_i = \sigma_i\max(\omega, 1)
 
@@ -35,15 +35,26 @@ class MultiplierTerm(ConstraintTerm):
     little but the margin when constraints are listed twice.
 
     * :math:`\sigma_i` is the noise of a batch value of g_i, :math:`\sigma_0` that of g_0, both from
-      successive differences.
+      successive differences. A value that never moved has its violation in place of
+      :math:`\sigma_i`; :math:`\sigma_0^2` is at least 0.03 times the variance of all losses so far,
+      and 1 for a loss that is constant.
+    * :math:`h_i = 1 + 4\,l_i/\max(\omega,1)`, where :math:`l_i\le 1` is the part of :math:`x_i`,
+      in units of :math:`W_i`, that is beyond half the error of u_i and that the average of u_i over
+      128 steps has too. A small batch shows late what lasts.
     * :math:`W_i` is the noise or, while there is more to repair, the largest violation in units of
       it, :math:`\omega = \max_i [x_i]_+/\sigma_i`, which is forgotten by 1 % a step.
     * A is how strongly constraints act together: the standard deviation of :math:`\sum_i c_i
       (g_i(w_t;\mathcal B) - u_i)` in units of its largest :math:`c_i\sigma_i`.
-    * :math:`\text{margin}_i = 0.06\sqrt{2\ln m}\,\sigma_i`, times the square of :math:`\sum_i
+    * :math:`\text{margin}_i = 0.2\sqrt{2\ln m}` errors of u_i, times the square of :math:`\sum_i
       (g_i(w_t;\mathcal B) - u_i)/\sigma_i` over the sum of squares, at most 1 (lower limits count
       with their sign): opposite constraints have no room for it. At most to the middle of an
       interval.
+
+    Limits that cannot all hold would let :math:`\nu` grow for ever. Once the largest
+    :math:`A\,c_i\sigma_i` is above :math:`5\,\sigma_0` while some limit is exceeded by more than
+    chance, all are relaxed by the same :math:`s` (by as many :math:`\sigma_i` where these differ by
+    more than a factor of 4), which grows with the multipliers until they stop: those of the
+    constraints that are exceeded by less then fall, and the largest excess becomes the least.
 
     The first 10 steps only measure. The state changes when a step ends, from all of its batches.
 
@@ -54,8 +65,8 @@ class MultiplierTerm(ConstraintTerm):
     Attributes:
         multiplier: nu_i.
         variance: sigma_i^2 after the last visit of each constraint, 0 before the second.
-        margin: that of the noise of each constraint, after its last visit.
-        scales: omega, A and sigma_0, see `Scales`.
+        margin: that of each constraint less its slack, after its last visit.
+        scales: omega, A, sigma_0 and more, see `Scales`.
 
     References:
         D. P. Bertsekas, Constrained optimization and Lagrange multiplier methods, 1982; derived in
@@ -67,7 +78,8 @@ class MultiplierTerm(ConstraintTerm):
     margin: Tensor
     scales: Tensor
     watches_objective = True
-    never_negative = ("variance", "margin")
+    integrates = True
+    never_negative = ("variance",)
 
     def __init__(self, tracker: InnerTracker, **limits: Any) -> None:
         if tracker.dim != 1:
@@ -86,13 +98,12 @@ class MultiplierTerm(ConstraintTerm):
         for name in Multipliers._fields:
             self.register_buffer(name, table.new_zeros(number))
         self.register_buffer("scales", table.new_zeros(len(Scales._fields)))
-        self._share = rules.largest_margin(number)
 
     @property
     def views(self) -> dict[str, Any]:
         """The state and the limits as the rules see them; renewed when they move."""
         if not self._views.found:
-            rows = Multipliers(view(self.multiplier), view(self.variance), view(self.margin))
+            rows = Multipliers(*(view(self.get_buffer(name)) for name in Multipliers._fields))
             limits = self.limits
             limit, margin, sides = rules.targets(
                 limits.tolerance.expand(limits.number), limits.low, limits.margin
@@ -161,7 +172,7 @@ class MultiplierTerm(ConstraintTerm):
             known = (known, visit.statistics, visit.pooled, came)
             shown = Constraints(fresh, update.rows.u, after, *known)
             state = self._of(at)
-            rows, scales = rules.step(*state, shown, scales, self._share, update.number)
+            rows, scales = rules.step(*state, shown, scales, number, update.number)
             rows = rows if came is None else Multipliers(*map(batch.filled, rows))
         new = torch.stack(scales) if on_device else scales
         step.writes[self] = (self._set, (at, rows, new))
@@ -171,14 +182,6 @@ class MultiplierTerm(ConstraintTerm):
         for part, new in zip(tables["rows"], rows or (), strict=rows is not None):
             part[at] = new
         tables["scales"][:] = scales
-
-    def multiplier_increment(self) -> Tensor:
-        """By how much each nu_i grows in a step at the tracked values."""
-        scales, variance = Scales(*self.scales.unbind()), self.variance
-        often = scales.sampling.clip(1)  # a constraint comes every so many steps
-        rate = (rules.INTEGRAL * often).clip(max=rules.FASTEST) / often * scales.unit()
-        excess = self.violation_at(self.tracker.rows) + (self.margin + self.limits.margin)
-        return torch.where(variance > 0, excess.clip(0) * rate / variance, 0.0)
 
     def value(self) -> Tensor:
         """The constraints' part of the Lagrangian: the sum of c_i (u_i - high_i), or low_i."""

@@ -100,6 +100,7 @@ class InnerTracker(KeepsPrecision):
         gamma: weight of the fresh value; 1 keeps no memory, 0 needs `correction=1`. `"auto"`
             weighs the noise of a batch value against the lag of u, see `fcco.rules.track`; a
             block's first values are averaged.
+        least: of the gains that `gamma="auto"` takes.
         correction: gamma', a number, `"theory"` (MSVR) or `"auto"`: (1 - gamma) B1 / n, which
             is 1 - gamma when every block is seen at each step and small when few are.
         read: which u enters the gradient: `"old"` (before this batch; unbiased with one batch,
@@ -134,6 +135,7 @@ class InnerTracker(KeepsPrecision):
         dim: int = 1,
         *,
         gamma: float | Literal["auto"] = 0.1,
+        least: float = 0.0,
         correction: float | Literal["theory", "auto"] = "auto",
         read: Literal["old", "new"] = "old",
         log_space: bool = False,
@@ -188,7 +190,7 @@ class InnerTracker(KeepsPrecision):
         self.sampled, self.on_nonfinite = sampled, on_nonfinite
         formula = rules.log_track if log_space else rules.track
         number = None if isinstance(gamma, str) else gamma
-        self.rule = Track(num_inner, number, correction, formula)
+        self.rule = Track(num_inner, number, correction, formula, least)
         # Whether updates use g_i(w_{t-1}).
         self.needs_previous = correction != 0 and (correction != "auto" or number != 1)
         self._measured = measure

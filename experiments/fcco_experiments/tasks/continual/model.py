@@ -1,11 +1,11 @@
-"""The model: two backbones, two projections into one space; its texts, and how both are run."""
+"""The config; the model (two backbones, two projections into one space) and its texts."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,108 @@ from fcco._distributed import Group
 from fcco.continual import TaskHeads
 
 from ...data.grouped import Samples
-from ..base import autocast, chunks
-from .config import Continual
+from ..base import OnMachine, Scheduled, autocast, chunks
 
 if TYPE_CHECKING:
     from .problem import ContinualProblem
 
 _CAPTION_SEED = 20_240_101
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continual(Scheduled, OnMachine):
+    r"""Fine-tune an image-text model on a target class while no protected class gets worse.
+
+    .. math::
+        \min_w\; L_{\mathrm{GCL}}(w; \text{target pairs}) \quad\text{subject to}\quad
+        h_k(w) = L_k(w) - L_k(w_{\mathrm{old}}) \le 0, \qquad k = 1,\dots,m
+
+    L_k is the mean logistic loss, over the training images of protected class k, of choosing among
+    the prompts of all classes.
+
+    Args:
+        protect: whose losses of the protected classes may not rise: `"train"`, the images that the
+            old model was trained on, or `"held-out"`, those that it was not, for which `old_share`
+            must be below 1. A method with `independent: true` takes the gradient of the
+            constraints from the former, and their values from the latter.
+        choose_by: what a sweep judges. `"train"`: what is forgotten on the protected images, then
+            the target's validation accuracy; `"validation"`: the mean validation accuracy of all
+            classes.
+    """
+
+    target: str  # the class to learn
+    protected: tuple[str, ...]  # the classes to keep
+    prompt: str = "the weather is {}."  # the sentence of a class by which images are classified
+    captions: tuple[str, ...] = ("the weather is {}.",)  # of pairs: each image has one of them
+    image_backbone: str = "none"  # before the projection of images; "none" for vectors
+    text_backbone: str = "none"  # that of texts; "none" takes made-up vectors, for tests
+    image_weights: str = ""  # file or folder of the backbone's weights; its own unless given
+    text_weights: str = ""
+    # "projections": the last layers on features of frozen backbones, computed once.
+    train: Literal["projections", "all"] = "projections"
+    size: tuple[int, int] = (128, 128)  # height and width that images are scaled to
+    tokens: int = 16  # texts are cut after so many
+    width: int = 128  # of the shared space; projections that come with weights have their own
+    heads: int = 16  # rank of the text projection's head for each protected class; 0 for none
+    temperature: float = 0.05  # tau, of the contrastive loss and of the classifier
+    sample_limit: int = 0  # samples of each class at most; 0 keeps all
+    old: str = ""  # file with the old model's weights; it is trained first unless given
+    old_share: float = 1.0  # of the protected classes' training images, for that training
+    protect: Literal["train", "held-out"] = "train"
+    old_epochs: int = 5  # of that training, on the pairs of the protected classes
+    old_lr: float = 1e-3
+    old_batch: int = 128
+    batch: int = 64  # target pairs
+    negatives: int = 64  # pairs of the protected classes that they are contrasted with
+    per_class: int = 10  # samples of each protected class, for its constraint
+    steps_per_epoch: int = 20
+    # Accuracy that a protected class may lose on training data; one image is always allowed.
+    forget_limit: float = 0.01
+    choose_by: Literal["train", "validation"] = "train"
+    certificate: bool = True  # KKT residuals on full data at the end (with frozen backbones)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for names, least in (
+            ("tokens width old_batch batch negatives per_class steps_per_epoch", 1),
+            ("heads sample_limit old_epochs forget_limit", 0),
+        ):
+            for name in names.split():
+                if getattr(self, name) < least:
+                    raise ValueError(
+                        f"`{name}` must be at least {least} but is: {getattr(self, name)}."
+                    )
+        for text in (self.prompt, *self.captions):
+            if [text.count(mark) for mark in ("{}", "{", "}")] != [1, 1, 1]:
+                raise ValueError(
+                    "`prompt` and `captions` must hold one {}, and no other braces, but: "
+                    f"{text!r}."
+                )
+        different = len(set(self.classes)) == len(self.classes) > 1
+        bare = "none" in (self.image_backbone, self.text_backbone)
+        alike = self.image_backbone == self.text_backbone
+        for valid, wanted in (
+            (different, "`target` and `protected` must be different classes, two at least"),
+            (self.captions, "`captions` must hold a sentence at least"),
+            (self.temperature > 0, f"`temperature` must be above 0 but is: {self.temperature}"),
+            (self.old_lr > 0, f"`old_lr` must be above 0 but is: {self.old_lr}"),
+            (0 < self.old_share <= 1, f"`old_share` must be in (0, 1] but is: {self.old_share}"),
+            (
+                self.protect == "train" or self.old_share < 1,
+                "`protect: held-out` needs an `old_share` below 1: the rest is held out",
+            ),
+            (min(self.size) > 0, f"`size` must be a height and a width but is: {self.size}"),
+            (alike or not bare, "`image_backbone`, `text_backbone`: give both or none of them"),
+            (not bare or self.train != "all", "`train: all` needs an image and a text backbone"),
+            (self.precision != "float16", "`precision` may be bfloat16 here, not float16"),
+        ):
+            if not valid:
+                raise ValueError(f"{wanted}.")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The protected classes, then the target."""
+        return (*self.protected, self.target)
 
 
 class Scaling(nn.Module):
@@ -82,15 +177,14 @@ class TwoBackbones(nn.Module):
 class Texts:
     """All different texts and who uses them."""
 
-    words: tuple[str, ...]  # an extra one may read like one of a class
+    words: tuple[str, ...]
     head: Tensor  # the protected class whose head embeds a text, -1 for the common projection, (U,)
     prompts: Tensor  # the text of each class, (C,)
     captions: Tensor  # the text of each sample, (N,)
-    of_classes: int  # texts with an id below this come from the classes, others from extra pairs
 
     @classmethod
-    def of(cls, config: Continual, label: Tensor, extra: Sequence[str] = ()) -> Texts:
-        """Prompts, and a caption for each label, by its row; then captions of extra pairs."""
+    def of(cls, config: Continual, label: Tensor) -> Texts:
+        """Prompts, and a caption for each label, by its row."""
         owners = list(zip(config.classes, [*range(len(config.protected)), -1], strict=True))
         head = {config.prompt.format(name): owner for name, owner in owners}  # in order of ids
         for name, owner in owners:
@@ -102,15 +196,11 @@ class Texts:
         )
         generator = torch.Generator().manual_seed(_CAPTION_SEED)
         which = torch.randint(len(config.captions), label.shape, generator=generator)
-        # An extra caption that reads like one of a class is another text: no head embeds it.
-        others = {text: len(ids) + number for number, text in enumerate(dict.fromkeys(extra))}
-        more = torch.tensor([others[text] for text in extra], dtype=torch.int64)
         return cls(
-            words=(*ids, *others),
-            head=torch.tensor([*head.values(), *(-1 for _ in others)]),
+            words=tuple(ids),
+            head=torch.tensor(list(head.values())),
             prompts=torch.tensor(prompts),
-            captions=torch.cat([of_class[label, which], more]),
-            of_classes=len(ids),
+            captions=of_class[label, which],
         )
 
 

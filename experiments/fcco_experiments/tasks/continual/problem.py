@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 import functools
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import ConcatDataset
 
 import fcco
 from fcco._files import DamagedFile, read_values, write_values
@@ -25,6 +23,7 @@ from fcco.groups import GroupBatchSampler
 from ... import backbones, data, distributed
 from ...data.grouped import (
     PARTS,
+    GroupedData,
     GroupedPart,
     Samples,
     Vectors,
@@ -32,12 +31,10 @@ from ...data.grouped import (
     cut_within_groups,
 )
 from ...data.images import ImageFiles
-from ...data.pairs import PairedData, read_pairs
 from ...data.sources import cache_folder, digest
 from ...task import Method, Problem, Progress
 from ..base import chunks, loader
-from .config import Continual
-from .model import Encoder, Scaling, Texts, TwoBackbones, made_up
+from .model import Continual, Encoder, Scaling, Texts, TwoBackbones, made_up
 from .training import ContinualTraining
 
 SHARES = (0.6, 0.2, 0.2)
@@ -46,7 +43,7 @@ OLD_VERSION = 2  # to be raised when the same settings give another old model
 OLD_FIELDS = (
     "target", "protected", "prompt", "captions", "image_backbone", "text_backbone", "image_weights",
     "text_weights", "train", "size", "tokens", "width", "heads", "temperature", "sample_limit",
-    "extra_pairs", "old_share", "old_epochs", "old_lr", "old_batch", "precision",
+    "old_share", "old_epochs", "old_lr", "old_batch", "precision",
 )  # fmt: skip
 """Fields of the config that the old model depends on."""
 LOSS_FIELDS = (
@@ -55,13 +52,8 @@ LOSS_FIELDS = (
 OLD_DECAY = 0.1
 
 
-_Source = collections.namedtuple(  # of features
-    "_Source", "name kind samples fingerprint inputs", defaults=("",)
-)
-
-
-def load(config: Continual, progress: Progress | None) -> tuple[Any, PairedData | None]:
-    """The data in classes, protected ones first, and the extra pairs where there are any."""
+def load(config: Continual, progress: Progress | None) -> GroupedData:
+    """The data in classes, protected ones first."""
     loaded = data.load_grouped(
         config.data, columns=config.columns, size=config.size, classes=config.classes,
         limit=config.sample_limit, progress=progress,
@@ -76,14 +68,11 @@ def load(config: Continual, progress: Progress | None) -> tuple[Any, PairedData 
             f"is of the kind {loaded.kind}."
         )
     if backbone.startswith("clip-") and isinstance(loaded.samples, ImageFiles):
-        # CLIP sees the middle square alone: cut it out where files are read, for frames and
-        # pairs alike, instead of moving whole frames.
+        # CLIP sees the middle square alone: cut it out where files are read, instead of moving
+        # whole frames.
         square = dataclasses.replace(loaded.samples, size=tuple(config.size), fit=True)
         loaded = dataclasses.replace(loaded, samples=square)
-    if not config.extra_pairs:
-        return loaded, None
-    first: Any = loaded.samples[0]
-    return loaded, read_pairs(config.extra_pairs, size=(int(first.shape[1]), int(first.shape[2])))
+    return loaded
 
 
 class ContinualProblem(Problem):
@@ -97,12 +86,12 @@ class ContinualProblem(Problem):
     def __init__(self, config: Continual, progress: Progress | None = None) -> None:
         self.config, self._progress = config, progress
         self.device = distributed.device(config.device)
-        self.data, self.extra = load(config, progress)
+        self.data = load(config, progress)
         # The class of each row, from the parts of any seed: together they are all rows.
         label = torch.zeros(len(self.data.samples), dtype=torch.int64)
         for part in self.data.cut(0).values():
             label[part.rows] = part.label
-        self.texts = Texts.of(config, label, self.extra.captions if self.extra else ())
+        self.texts = Texts.of(config, label)
         self.samples, self.inputs = self._image_inputs(), self._text_inputs()
         self._parts: dict[int, Mapping[str, GroupedPart]] = {}
         self._old_part: dict[int, GroupedPart] = {}
@@ -116,28 +105,21 @@ class ContinualProblem(Problem):
         weights = getattr(self.config, f"{side}_weights")
         return {"weights": weights, "size": self.config.size, "tokens": self.config.tokens}
 
-    def _features(self, side: str, source: Any) -> Tensor:
+    def _features(self, side: str, source: GroupedData) -> Tensor:
         return backbones.features(
             getattr(self.config, f"{side}_backbone"), source, **self._options(side),
             device=self.device, progress=self._progress,
         ).values  # fmt: skip
 
     def _text_features(self, words: tuple[str, ...]) -> Tensor:
-        return self._features("text", _Source("texts", "text", words, digest("texts", *words)))
+        source = GroupedData("texts", "text", words, (), self.data.cut, digest("texts", *words))  # type: ignore[arg-type]
+        return self._features("text", source)
 
     def _image_inputs(self) -> Samples:
         """What the image side takes: vectors, features of the frozen backbone, or images."""
-        images, extra = self.data.samples, self.extra
-        if self.config.image_backbone == "none":
-            return images
-        if self.config.train == "all":
-            joined: Any = images if extra is None else ConcatDataset([images, extra.samples])  # type: ignore[list-item]
-            return joined
-        features = [self._features("image", self.data)]
-        if extra is not None:
-            source = _Source("pairs", "image", extra.samples, extra.fingerprint)
-            features.append(self._features("image", source))
-        return Vectors(torch.cat(features).to(self.device))
+        if self.config.image_backbone == "none" or self.config.train == "all":
+            return self.data.samples
+        return Vectors(self._features("image", self.data).to(self.device))
 
     def _text_inputs(self) -> Tensor:
         """What the text side takes: features of the frozen backbone, or token ids."""
@@ -232,10 +214,7 @@ class ContinualProblem(Problem):
         """Of texts over those of the classes, of images over those that the old model sees."""
         frozen = self.config.train == "projections"
         if side == "text":
-            number = self.texts.of_classes
-            if frozen:
-                return Scaling(self.inputs[:number])
-            return Scaling(self._text_features(self.texts.words[:number]))
+            return Scaling(self.inputs if frozen else self._text_features(self.texts.words))
         rows = self.learned(seed)[0]
         if not frozen:
             return Scaling(self._features("image", self.data)[rows])
@@ -375,8 +354,7 @@ class ContinualProblem(Problem):
         return ContinualTraining(self, method, seed)
 
     def fingerprint(self) -> str:
-        main = self.data.fingerprint
-        return main if self.extra is None else digest(main, self.extra.fingerprint)
+        return self.data.fingerprint
 
 
 def read_old(path: str) -> dict[str, Tensor]:

@@ -18,17 +18,34 @@ from fcco.groups import GroupBatchSampler
 from ... import strategy
 from ...task import Method, Row
 from ..base import PART_KEYS, BaseTraining, Batches, Stepped, make_optimizer
-from .config import Continual
-from .model import Encoder
+from .model import Continual, Encoder
 
 if TYPE_CHECKING:
     from .problem import ContinualProblem
 
-CONSTRAINED = ("automatic", "sonex", "sox", "sonx", "alexr2")
-METHODS = (*CONSTRAINED, "finetune", "weighted", "replay")
+CONSTRAINED = {
+    "automatic": "Automatic: running values of the constraints, a multiplier for each and a rounded"
+    " corner, whose settings are all measured in training; none is given.",
+    "sonex": "SONEX: a smoothed hinge penalty, rho times the mean violation with its corner rounded"
+    " off, on running values of the constraints that MSVR corrects for the steps of the weights; a"
+    " finite rho suffices.",
+    "sox": "SOX: squares the violations instead (Li et al., 2024), so that a small one costs nearly"
+    " nothing and rho must be large; its running values are plain averages.",
+    "sonx": "SONX: a hinge penalty with its corner and the corrected running values; gradients are"
+    " not averaged over steps.",
+    "alexr2": "ALEXR2: SONEX's penalty, minimised in rounds that hold the weights near where they"
+    " are.",
+}
+METHODS = CONSTRAINED | {
+    "weighted": "Weighted: adds the mean loss of the protected classes with a fixed weight; it may"
+    " trade one class for another.",
+    "replay": "Replay: contrasts the pairs of all classes, old ones too, and asks for nothing"
+    " more.",
+    "finetune": "Finetune: the contrastive loss alone, which keeps nothing; for reference.",
+}
 MORE = {"automatic": ("margin",), "weighted": ("weight",)}
 """Settings of methods whose settings are not all those of `fcco.constrained`."""
-OURS = ("objective", "outer", "dim", "tolerance", "process_group")
+_BY_TASK = ("objective", "outer", "dim", "tolerance", "process_group")
 """Settings of `fcco.constrained` that the task decides."""
 
 
@@ -125,7 +142,7 @@ def _check(method: Method, config: Continual) -> None:
         )
     known = ("contrast_gamma", *MORE.get(word, ()))
     for name in settings:
-        if name in OURS:
+        if name in _BY_TASK:
             raise ValueError(f"`settings.{name}` of {word} is made by the task; leave it out.")
         if (word in MORE or word not in CONSTRAINED) and name not in known:
             raise ValueError(f"`settings.{name}` is not for {word}: {', '.join(known)}.")
@@ -204,7 +221,7 @@ class ContinualTraining(BaseTraining):
     """A method on a data set, starting from the old model of a seed.
 
     Attributes:
-        target: rows of the target's pairs, the extra ones last.
+        target: rows of the target's pairs.
         protected: rows of the samples for the constraints.
         label: class of each.
         learned: rows of the pairs of protected classes that the old model was trained on, and their
@@ -225,13 +242,12 @@ class ContinualTraining(BaseTraining):
         self.old_losses = problem.old_losses(model, seed)
         self.samples, self.parts = problem.samples, dict(problem.parts(seed))
         self.protected, self.label = problem.protected(seed)
-        train, first = self.parts["train"], len(problem.data.samples)
-        extra = torch.arange(first, first + (len(problem.extra) if problem.extra else 0))
-        self.target = torch.cat([train.rows[train.label == len(config.protected)], extra])
+        train = self.parts["train"]
+        self.target = train.rows[train.label == len(config.protected)]
         self.learned = problem.learned(seed)
         replays = method.method == "replay"
         self.others = (self.protected, self.label) if replays else self.learned
-        model = strategy.wrap(model, config.strategy, device)
+        model = strategy.wrap(model, device)
         self.encoder = Encoder(problem, model)
         built = BuiltMethod(model, method, config, len(self.target), len(self.others[0]))
         number = len(config.protected)
@@ -338,7 +354,7 @@ class ContinualTraining(BaseTraining):
     def _objective(self, images: Tensor) -> float:
         """The contrastive loss over all training pairs of the data set."""
         part, texts = self.parts["train"], self.encoder.texts
-        _, read = self.encoder.all(self.samples, part.rows[:1], torch.arange(texts.of_classes))
+        _, read = self.encoder.all(self.samples, part.rows[:1], torch.arange(len(texts.words)))
         captions = read[texts.captions[part.rows].to(self.device)]
         return self._contrast(images, captions, part.label.to(self.device)).item()
 
@@ -365,7 +381,7 @@ class ContinualTraining(BaseTraining):
         if "penalty" in self.method.settings:
             row["penalty"] = float(self.method.settings["penalty"])
         row |= self.speed()
-        if config.certificate and config.train == "projections" and not self.sharded:
+        if config.certificate and config.train == "projections":
             with self.evaluating():
                 row |= self._certificate()
         return row

@@ -1,10 +1,11 @@
-"""One run: batches, steps, figures, and the spectrum of the groups' gradients at its end."""
+"""A run: the config, the methods on the group losses, batches, steps and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,248 @@ from fcco.rules.cvar import threshold
 from ... import strategy
 from ...data.grouped import GroupedPart, Samples
 from ...task import Method, Row
-from ..base import PART_KEYS, BaseTraining, Batches, autocast, chunks
-from .config import GroupDRO
-from .model import FEW, build, figures, shown, shown_names
+from ..base import (
+    PART_KEYS,
+    BaseTraining,
+    Batches,
+    Scheduled,
+    Stepped,
+    autocast,
+    chunks,
+    make_optimizer,
+)
+from ..network import Networked
 
 _SMALLEST_SCALE = 1e-6
 """A scale of gradients below this has been halved 36 times in vain."""
 _MOST_BYTES = 1 << 36
 """Of the gradients of all groups, which the spectrum holds at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupDRO(Scheduled, Networked):
+    r"""The average loss of the worst groups.
+
+    .. math::
+        \min_{w,s}\; s + \frac1{rn}\sum_{i=1}^n [L_i(w) - s]_+, \qquad
+        L_i(w) = \mathrm E\bigl[\ell(w; x, y) \mid \text{group } i\bigr]
+
+    Args:
+        distinct: drop texts that repeat one of their own group, so that no copy of a training text
+            is a test text.
+        choose_by: the figure by which a sweep chooses settings and, on test data, a comparison is
+            judged: `"val_cvar"`; `"train_cvar"`, how well the problem is solved, whatever that is
+            worth on other data; or an accuracy over the reported groups, `"val_worst_accuracy"` or
+            `"val_tenth_accuracy"` (tenth percentile), whichever the data set has.
+        spectrum: compute the smallest eigenvalue of the groups' Jacobian Gram matrix at the end
+            (assumption LBSV), over all weights.
+    """
+
+    ratio: float = 0.15  # r, the share of groups that count; alpha in the paper's appendix
+    batch: int = 64  # samples of a batch, B1 B2
+    groups_per_batch: int = 4  # B1; 0: as many as there are with two samples each
+    sample_limit: int = 0  # at most so many samples of each group are kept; 0 keeps all
+    distinct: bool = False
+    choose_by: Literal["train_cvar", "val_cvar", "val_worst_accuracy", "val_tenth_accuracy"] = (
+        "val_cvar"
+    )
+    spectrum: bool = False
+    accumulate: int = 1  # micro-batches that a batch is cut into
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        super().__post_init__()
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"`ratio` must be in (0, 1] but is: {self.ratio}.")
+        self.at_least(1, "batch", "accumulate")
+        self.at_least(0, "sample_limit", "groups_per_batch")
+        if self.groups_per_batch and self.batch % self.groups_per_batch:
+            raise ValueError(
+                f"`batch` must be a multiple of groups_per_batch = {self.groups_per_batch} "
+                f"but is: {self.batch}."
+            )
+        if self.groups_per_batch % self.accumulate:
+            raise ValueError(
+                f"`accumulate` must divide groups_per_batch = {self.groups_per_batch} (micro-"
+                f"batches hold whole groups) but is: {self.accumulate}."
+            )
+
+    def with_groups(self, number: int) -> GroupDRO:
+        """This config for data of so many groups: a number of groups instead of 0."""
+        if self.groups_per_batch:
+            return self
+        most = max(1, min(number, self.batch // 2))
+        sizes = range(most, 0, -1)
+        fitting = (n for n in sizes if self.batch % n == 0 and n % self.accumulate == 0)
+        return replace(self, groups_per_batch=next(fitting, self.accumulate))
+
+    @property
+    def per_group(self) -> int:
+        """B2, samples of each group in a batch."""
+        return self.batch // self.groups_per_batch
+
+    @property
+    def share(self) -> str:
+        """The ratio in words."""
+        return f"{100 * self.ratio:g} %"
+
+    @property
+    def by_accuracy(self) -> bool:
+        """Whether settings are chosen by an accuracy, not by the CVaR."""
+        return self.choose_by.endswith("accuracy")
+
+
+# The methods.
+
+METHODS = {
+    "sonex": "SONEX: a running value of every group's loss, which MSVR corrects for the steps of"
+    " the weights; the corner at the threshold is rounded off, and gradients are averaged over"
+    " steps.",
+    "sonx": "SONX: the same running values, with the corner and without averaged gradients.",
+    "alexr2": "ALEXR2: the same running values, in a row of easier problems that hold the weights"
+    " near where they are.",
+    "ooa": "OOA: a weight for each group, raised where the loss of a batch is high; with CVaR no"
+    " weight may exceed that of one in the worst groups, without it all weight may go to one"
+    " group.",
+    "erm": "ERM: the average over samples, which ignores groups; for reference.",
+    "uniform": "The average over groups, for reference.",
+}
+REFERENCES = ("erm", "uniform")
+"""Methods that minimise another average than the CVaR."""
+_BY_TASK = ("num_groups", "ratio", "process_group")
+
+
+def build(
+    model: nn.Module, method: Method, config: GroupDRO, sizes: Tensor, steps: int = 1
+) -> Stepped:
+    """A method with its optimizer; ERM, the average over samples, has no objective.
+
+    SONEX without `smoothing` has the automatic settings of `fcco.CVaRGroupDRO`. With
+    `smoothing_end` the smoothing falls from `smoothing` to it over all steps (geometrically): at
+    first nearly all groups count, at last the worst alone.
+
+    Args:
+        model: what is trained.
+        method: its settings.
+        config: with the ratio.
+        sizes: number of training samples of each group.
+        steps: of the whole training.
+    """
+    word, settings, ratio = method.method, dict[str, Any](method.settings), config.ratio
+    _check(method)
+    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], method)
+    number = len(sizes)
+    if word == "erm":
+        return Stepped(None, optimizer, optimizer)
+    if word == "uniform":  # weights that may not move
+        return Stepped(fcco.methods.ooa(model, optimizer, number, ratio=1.0), optimizer, optimizer)
+    if word == "ooa":
+        cap = None if settings.pop("plain", False) else ratio
+        objective = fcco.methods.ooa(model, optimizer, number, ratio=cap, **settings)
+        return Stepped(objective, optimizer, optimizer)
+    stepped: torch.optim.Optimizer = optimizer
+    if word == "alexr2":
+        loop = {"nu": settings.pop("nu"), "eta": settings.pop("eta")}
+        stepped = fcco.optim.ProximalPoint(
+            optimizer, inner_steps=settings.pop("inner_steps", 5), **loop
+        )
+        gamma = settings.setdefault("gamma", 0.8)
+        settings |= {"correction": settings.pop("theta", 0.125) * gamma, "read": "new"}
+    if word == "sonx":
+        settings["smoothing"] = 0.0
+    if "smoothing_end" in settings:
+        end = settings.pop("smoothing_end")
+        settings["smoothing"] = fcco.Annealed(settings["smoothing"], end, steps)
+    if "smoothing" in settings:  # the rest as the paper has it; without it the library's defaults
+        settings = {"gamma": 0.1, "correction": "auto", "read": "old", **settings}
+    with warnings.catch_warnings():  # few groups: the worst alone may be more than the ratio
+        warnings.filterwarnings("ignore", ".*is less than one", fcco.UsageWarning)
+        objective = fcco.CVaRGroupDRO(model, stepped, number, ratio, **settings)
+    return Stepped(objective, stepped, optimizer)
+
+
+def _check(method: Method) -> None:
+    """Refuse settings that would be taken and then ignored, or fail without their name."""
+    word, settings = method.method, method.settings
+    if word not in METHODS:
+        raise ValueError(f"`method` must be one of {', '.join(METHODS)} but is: {word}.")
+    for name in settings:
+        if name in _BY_TASK:
+            raise ValueError(f"`settings.{name}` of {word} is made by the task; leave it out.")
+        if word == "sonx" and name.startswith("smoothing"):
+            raise ValueError(f"`settings.{name}` is not for sonx: with smoothing it is sonex.")
+        if word == "alexr2" and name in ("correction", "read"):
+            raise ValueError(f"`settings.{name}` of alexr2 follows from theta and gamma.")
+    if word in REFERENCES and settings:
+        raise ValueError(f"`{word}` has no settings but got: {', '.join(settings)}.")
+    for name in ("smoothing", "nu", "eta") if word == "alexr2" else ():
+        if name not in settings:
+            raise ValueError(f"`settings.{name}` is needed for {word}.")
+    if method.independent and word != "alexr2":
+        raise ValueError(f"`independent` is for alexr2 but not for {word}.")
+
+
+# Figures of an evaluation.
+
+FEW = 64
+"""Up to so many groups are shown one by one, more as quantiles."""
+
+
+def shown(values: Tensor) -> list[float]:
+    """Values by group, or their 0, 10, ..., 100 % quantiles when there are many."""
+    if len(values) <= FEW:
+        return values.tolist()
+    return values.double().quantile(torch.linspace(0, 1, 11, dtype=torch.float64)).tolist()
+
+
+def shown_names(names: Sequence[str]) -> list[str]:
+    """Names of the values that `shown` gives for these groups.
+
+    >>> shown_names(["a", "b"]), shown_names(["a"] * 100)[:3]
+    (['a', 'b'], ['0 %', '10 %', '20 %'])
+    """
+    return list(names) if len(names) <= FEW else [f"{level} %" for level in range(0, 101, 10)]
+
+
+def group_means(values: Tensor, ids: Tensor, number: int) -> Tensor:
+    """The mean of the values over each group."""
+    total = torch.zeros(number, dtype=values.dtype).index_add_(0, ids, values)
+    return total / torch.bincount(ids, minlength=number)
+
+
+def figures(
+    name: str, part: GroupedPart, loss: Tensor, right: Tensor, ratio: float, summary: str
+) -> tuple[Row, Tensor]:
+    """The figures of a part, and the loss of each of its groups.
+
+    Args:
+        name: `train`, `val` or `test`, for the keys.
+        part: the groups.
+        loss: of each sample.
+        right: 1 where the class was right.
+        ratio: r of the CVaR.
+        summary: of `GroupedData`, by which all accuracies become one. The key says which it is:
+            `..._worst_accuracy` or `..._tenth_accuracy`.
+    """
+    losses = group_means(part.by_group(loss), part.group, len(part.group_names))
+    accuracies = group_means(part.by_group(right), part.reported, len(part.reported_names))
+    one = accuracies.min() if summary == "worst" else accuracies.quantile(0.1)
+    row: Row = {
+        f"{name}_cvar": fcco.outer.CVaR(ratio)(losses).item(),
+        f"{name}_loss": loss.mean().item(),
+        f"{name}_group_loss": losses.mean().item(),
+        f"{name}_worst_loss": losses.max().item(),
+        f"{name}_accuracy": right.mean().item(),
+        f"{name}_{summary}_accuracy": one.item(),
+        f"{name}_group_accuracy": accuracies.mean().item(),
+    }
+    if name == "test":
+        row["test_reported"] = shown(accuracies)
+        row["test_smallest"] = int(torch.bincount(part.reported).min())
+    return row, losses
+
+
+# The run.
 
 
 class Batch(NamedTuple):
@@ -55,9 +290,9 @@ class GroupDROTraining(BaseTraining):
         train = self.train = parts["train"]
         self.copies = 2 if method.independent else 1
         self._steps_per_epoch = -(-len(train) // (config.batch * self.copies))
-        model = strategy.wrap(model, config.strategy, device)
+        model = strategy.wrap(model, device)
         total = self._steps_per_epoch * config.epochs
-        built = build(model, method, torch.bincount(train.group), config.ratio, total)
+        built = build(model, method, config, torch.bincount(train.group), total)
         # Where groups overlap, a sample that is drawn for one counts in that one alone.
         drawn = train.memberships()
         group, number, size = drawn.group, config.groups_per_batch, config.per_group
@@ -86,11 +321,6 @@ class GroupDROTraining(BaseTraining):
             raise ValueError(
                 f"`groups_per_batch` = {config.groups_per_batch} must be a multiple of "
                 f"accumulate times processes, {micro}: micro-batches hold whole groups."
-            )
-        if config.spectrum and self.sharded:
-            raise ValueError(
-                "`spectrum` needs whole weights on every process, but `strategy: fsdp2` shards "
-                "them; use ddp, or leave the spectrum out."
             )
         number = len(self.train.group_names)
         size = 8 * number * sum(w.numel() for w in self.model.parameters() if w.requires_grad)

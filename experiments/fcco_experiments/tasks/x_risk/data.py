@@ -11,7 +11,7 @@ from ... import config as configs
 from ... import tasks
 from ...data.grouped import Vectors
 from ...task import Progress
-from .task import XRiskProblem
+from . import XRiskProblem
 
 
 @dataclass(frozen=True, eq=False)

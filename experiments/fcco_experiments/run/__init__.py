@@ -1,0 +1,1 @@
+"""From a plan to saved runs: in this process, in worker processes, on a Ray cluster."""

@@ -1,0 +1,214 @@
+"""Jobs on a Ray cluster: the same runs as here, bit for bit, wherever each of them is trained.
+
+A job is a task of Ray that asks for a core, or for a GPU where the runs use one. Ray starts it anew
+elsewhere when its machine is lost, and it goes on from its checkpoint: the folder of the runs must
+be one that all machines see, under the same path. Events and the wish to stop go through an actor
+on the machine of the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from ..config import ConfigError
+from ..store import Event, Outcome
+from ..task import Problem
+from .engine import Tell
+from .jobs import Job, LoadError, Stop, fetch, load
+
+REPEATS = 20
+"""How often a job is begun anew because its machine or its process was lost."""
+_VARIABLES = ("FCCO_DATA", "FCCO_CACHE")
+
+
+@dataclass(frozen=True)
+class _Here:
+    """What every process must know of this one."""
+
+    jobs: tuple[Job, ...]
+    folder: str
+    words: tuple[str, ...]  # the command line
+    variables: Mapping[str, str]
+    mailbox: Any
+
+
+class _Mailbox:
+    """An actor: what jobs tell, and whether they are to stop."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.begun: list[int] = []
+        self.stopped = False
+
+    def begin(self, number: int) -> bool:
+        self.begun.append(number)
+        return self.stopped
+
+    def tell(self, event: Event) -> bool:
+        self.events.append(event)
+        return self.stopped
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def take(self) -> tuple[list[Event], list[int]]:
+        """All that is new."""
+        new = self.events, self.begun
+        self.events, self.begun = [], []
+        return new
+
+
+class Cluster:
+    """A connection to a Ray cluster; use it in `with`.
+
+    Args:
+        address: of the head, as `10.0.0.1:6379`, or `auto`: that of the cluster of this machine.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __enter__(self) -> Cluster:
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise ConfigError("--ray needs ray: pip install ray") from error
+        self.ray: Any = ray
+        place = urlsplit(self.address if "://" in self.address else f"ray://{self.address}")
+        try:
+            if self.address != "auto":  # Ray itself waits for minutes
+                socket.create_connection((place.hostname, place.port), timeout=20).close()
+            ray.init(address=self.address, log_to_driver=False, logging_level="error")
+        except (OSError, ValueError, RuntimeError) as error:
+            text = str(error).strip().splitlines()[0]
+            raise ConfigError(f"--ray {self.address}: there is no Ray cluster: {text}") from error
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.ray.shutdown()
+
+    def gpus(self, device: str) -> int:
+        """How many GPUs there are for jobs on a device; 0 where they use none."""
+        there = int(self.ray.cluster_resources().get("GPU", 0))
+        return {"auto": there, "cuda": max(there, 1)}.get(device, 0)
+
+    def run(self, jobs: Sequence[Job], tell: Tell, stop: Stop) -> list[Outcome]:
+        """The outcomes of the jobs that were begun.
+
+        Args:
+            jobs: of one experiment.
+            tell: called with each event, in this process.
+            stop: when true, jobs under way save themselves and end.
+        """
+        ray = self.ray
+        if any(job.device == "cuda" for job in jobs) and not self.gpus("auto"):
+            tell(Event("note", "", text="The cluster has no GPU now; the runs wait for one."))
+        own = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        mailbox = ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=own).remote()
+        variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+        words = tuple(sys.argv)
+        here = ray.put(_Here(tuple(jobs), os.getcwd(), words, variables, mailbox))
+        asked: Any = {"num_cpus": 1, "max_retries": REPEATS, "scheduling_strategy": "SPREAD"}
+        gpus = {device: min(1, self.gpus(device)) for device in {job.device for job in jobs}}
+        tasks = {d: ray.remote(_do).options(num_gpus=number, **asked) for d, number in gpus.items()}
+        left = {tasks[job.device].remote(k, here): k for k, job in enumerate(jobs)}
+        begun: set[int] = set()
+        outcomes: list[Outcome] = []
+        stopped = False
+        while left:
+            ended, _ = ray.wait(list(left), timeout=0.2)
+            events, begins = ray.get(mailbox.take.remote())
+            for number in begins:
+                if number in begun:
+                    text = "its process was lost; another one goes on from its checkpoint"
+                    tell(Event("note", "", text=f"{jobs[number].title}: {text}."))
+                begun.add(number)
+            for event in events:
+                tell(event)
+            for done in ended:
+                outcomes += self._outcomes(done, jobs[left.pop(done)], tell)
+            if stop() and not stopped:
+                stopped = True
+                ray.get(mailbox.stop.remote())
+                for waiting, number in left.items():
+                    if number not in begun:
+                        ray.cancel(waiting)
+        for event in ray.get(mailbox.take.remote())[0]:
+            tell(event)
+        return outcomes
+
+    def _outcomes(self, done: Any, job: Job, tell: Tell) -> list[Outcome]:
+        ray = self.ray
+        try:
+            return ray.get(done)
+        except ray.exceptions.TaskCancelledError:
+            return [Outcome(spec.label, "stopped") for spec in job.specs]
+        except ray.exceptions.RayTaskError as error:  # raised by the job itself
+            raise error.cause from None
+        except ray.exceptions.RayError as error:
+            return job.died(type(error).__name__, tell)
+
+
+_loaded: list[Problem] = []
+"""Data and model, once for all jobs of this process."""
+
+
+def _do(number: int, here: _Here) -> list[Outcome]:
+    """A task of Ray: one job, in a process on any machine."""
+    job, link = here.jobs[number], _Link(here.mailbox)
+    if link.call("begin", number):
+        return [Outcome(spec.label, "stopped") for spec in job.specs]
+    sys.argv[:] = here.words
+    os.environ.update(here.variables)
+    with contextlib.suppress(OSError):  # where the paths of the command begin
+        os.chdir(here.folder)
+    torch.set_num_threads(1)  # another number may round differently
+    if not _loaded:
+        try:
+            like = job.specs[0]  # what is loaded is the same for all
+            problem = fetch(like, lambda *download: None)
+            _loaded.append(problem or load(like, link.tell))
+        except LoadError as error:
+            raise LoadError(f"{error} (on {socket.gethostname()})", error.details) from error
+    return job.do(_loaded[0], link.tell, link.stop)
+
+
+class _Link:
+    """A job's way to the command. When that cannot be reached, the job saves itself and stops."""
+
+    def __init__(self, mailbox: Any) -> None:
+        self.mailbox, self.stopped, self.looked = mailbox, False, time.monotonic()
+
+    def call(self, name: str, *arguments: Any) -> bool:
+        import ray
+
+        try:
+            self.stopped |= ray.get(getattr(self.mailbox, name).remote(*arguments))
+        except ray.exceptions.RayError:
+            self.stopped = True
+        return self.stopped
+
+    def tell(self, event: Event) -> None:
+        self.call("tell", event)
+
+    def stop(self) -> bool:
+        now = time.monotonic()
+        if not self.stopped and now - self.looked > 0.5:  # seconds; a look takes a millisecond
+            self.looked = now
+            self.call("is_stopped")
+        return self.stopped

@@ -1,1 +1,0 @@
-"""Studies whose results are written up in docs/; see README.md here."""

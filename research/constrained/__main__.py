@@ -1,5 +1,0 @@
-"""The command `python -m research.constrained`."""
-
-from .study import main
-
-main()

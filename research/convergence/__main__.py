@@ -1,5 +1,0 @@
-"""The command `python -m research.convergence`."""
-
-from .study import main
-
-main()

@@ -1,0 +1,1 @@
+"""Comparisons whose results are written up in docs/; see README.md here."""

@@ -1,0 +1,187 @@
+"""Do the bounds of a certificate hold together, and how many good limits pass?
+
+    python -m studies.certificate --json            # 500 releases of each kind, 20 minutes
+    python -m studies.certificate --quick --json    # 20
+
+A release has m segments of 20 to 100 rows, or of 50 to 2,000, drawn from laws whose expectations
+are known. Coverage is the share of releases in which all m bounds are above the expectations: it
+should be 0.95. Power is the share of segments that pass a limit which is so many standard errors
+(the true ones) above the expectation. Beside it stand bounds by normal quantiles and Student's
+with Bonferroni's correction, and Student's at 95 % each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from fcco.certificate import certify
+
+LEVEL = 0.95
+MARGINS = (4, 6)  # standard errors between expectation and limit
+Random = np.random.Generator
+Law = tuple[
+    Callable[[Random, int], np.ndarray], float, float
+]  # draw n rows; expectation, deviation
+
+
+def exponential(random: Random) -> Law:
+    """Losses; each segment has a scale of its own."""
+    scale = math.exp(0.5 * random.normal())
+    return lambda r, n: r.exponential(scale, n), scale, scale
+
+
+def log_loss(random: Random) -> Law:
+    """A good classifier: a tenth of the rows has most of the loss."""
+
+    def draw(r: Random, n: int) -> np.ndarray:
+        return r.exponential(np.where(r.random(n) < 0.1, 2.0, 0.15))
+
+    mean = 0.1 * 2 + 0.9 * 0.15
+    return draw, mean, math.sqrt(2 * (0.1 * 2**2 + 0.9 * 0.15**2) - mean**2)
+
+
+def lognormal(random: Random) -> Law:
+    """A heavy tail, skewness 6.2."""
+    return lambda r, n: r.lognormal(0, 1, n), math.exp(0.5), math.sqrt(math.e * (math.e - 1))
+
+
+def mixed(random: Random) -> Law:
+    """Segments that differ in shape: a normal, a skewed and a heavy one."""
+    normal = (lambda r, n: r.normal(0, 1, n)), 0.0, 1.0
+    return [normal, exponential(random), lognormal(random)][random.integers(3)]
+
+
+def difference(random: Random) -> Law:
+    """Of the losses of two models."""
+    return lambda r, n: r.standard_t(5, n), 0.0, math.sqrt(5 / 3)
+
+
+def rate(random: Random) -> Law:
+    p = random.uniform(0.02, 0.4)
+    return lambda r, n: (r.random(n) < p).astype(float), p, math.sqrt(p * (1 - p))
+
+
+def errors(random: Random) -> Law:
+    """Of the errors of two models, which differ in 5 to 20 % of the rows."""
+    up, down = random.uniform(0.02, 0.1), random.uniform(0.03, 0.1)
+    chances = (down, 1 - up - down, up)
+    deviation = math.sqrt(up + down - (up - down) ** 2)
+    return lambda r, n: r.choice((-1.0, 0.0, 1.0), n, p=chances), up - down, deviation
+
+
+def rare(random: Random) -> Law:
+    """Of the losses of two models that are alike in all rows but a few."""
+    p = math.exp(random.uniform(math.log(0.002), math.log(0.1)))
+    return (
+        lambda r, n: np.where(r.random(n) < p, r.exponential(5, n), 0.0), 5 * p,
+        5 * math.sqrt(2 * p - p * p),
+    )  # fmt: skip
+
+
+LAWS = (exponential, log_loss, lognormal, mixed, difference, rate, errors, rare)
+SHAPES = ((5, 20, 100), (100, 20, 100), (30, 50, 2000))
+
+
+def release(
+    law: Callable[[Random], Law], shape: tuple[int, int, int], seed: int
+) -> tuple[dict[int, np.ndarray], np.ndarray, np.ndarray]:
+    """Rows, expectations and deviations of the segments."""
+    random = np.random.default_rng(seed)
+    segments, low, high = shape
+    sizes = np.exp(random.uniform(math.log(low), math.log(high + 1), segments)).astype(int)
+    laws = [law(random) for _ in sizes]
+    rows = {k: laws[k][0](random, int(n)) for k, n in enumerate(sizes)}
+    return rows, np.array([each[1] for each in laws]), np.array([each[2] for each in laws])
+
+
+def crossed(shape: tuple[int, int, int], seed: int) -> Any:
+    """Rows in several segments: the values of columns, 5 of each; all rows have one law."""
+    random = np.random.default_rng(seed)
+    segments, low, high = shape
+    losses = random.exponential(1, 5 * round(math.sqrt(low * high)))
+    columns = random.integers(5, size=(segments // 5, len(losses)))
+    rows = {5 * c + v: losses[own == v] for c, own in enumerate(columns) for v in range(5)}
+    return rows, np.ones(segments), np.ones(segments)
+
+
+def student(chance: float, free: np.ndarray) -> np.ndarray:
+    from scipy import stats
+
+    return np.asarray(stats.t.isf(chance, free))
+
+
+def study(name: str, shape: tuple[int, int, int], releases: int) -> dict[str, Any]:
+    """Coverage and power of all kinds of bounds."""
+    segments = shape[0]
+    chance = (1 - LEVEL) / segments
+    held: dict[str, int] = {}
+    passed: dict[str, np.ndarray] = {}
+    few = 0.0
+    laws = {law.__name__: law for law in LAWS}
+    for seed in range(releases):
+        given = release(laws[name], shape, seed) if name in laws else crossed(shape, seed)
+        rows, truth, deviation = given
+        size = np.array([len(own) for own in rows.values()])
+        mean, s = (np.array([f(own) for own in rows.values()]) for f in (np.mean, np.std))
+        error = s / np.sqrt(size - 1)
+        certificate = certify(rows, 1e9, level=LEVEL, seed=seed)
+        ours = np.array([math.inf if row.bound is None else row.bound for row in certificate.rows])
+        few += float(np.isinf(ours).mean()) / releases
+        bounds = {
+            "certificate": ours,
+            "normal": mean + NormalDist().inv_cdf(1 - chance) * error,
+            "student": mean + student(chance, size - 1) * error,
+            "each": mean + student(1 - LEVEL, size - 1) * error,
+        }
+        for kind, bound in bounds.items():
+            held[kind] = held.get(kind, 0) + bool((bound >= truth).all())
+            limits = [truth + margin * deviation / np.sqrt(size) for margin in MARGINS]
+            share = np.array([(bound <= limit).mean() for limit in limits]) / releases
+            passed[kind] = passed.get(kind, 0) + share
+    return {
+        "law": name, "segments": segments, "rows": shape[1:], "unbounded": round(few, 3),
+        "coverage": {kind: count / releases for kind, count in held.items()},
+        "power": {kind: [round(x, 3) for x in share] for kind, share in passed.items()},
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
+    parser.add_argument("--quick", action="store_true", help="20 releases of each kind")
+    parser.add_argument("--law", help="only this one")
+    options = parser.parse_args(arguments)
+    releases, start, found = 20 if options.quick else 500, time.perf_counter(), []
+    kinds = ("certificate", "normal", "student", "each")
+    print(f"{'':<34}" + "".join(f"{kind:<22}" for kind in kinds) + "without a bound")
+    for name in [law.__name__ for law in LAWS] + ["crossed"]:
+        for shape in SHAPES if options.law in (None, name) else ():
+            each = study(name, shape, releases)
+            found.append(each)
+            cells = (
+                "{:.3f} ({:.2f} {:.2f})".format(each["coverage"][k], *each["power"][k])
+                for k in kinds
+            )
+            where = f"{name}, {shape[0]} x {shape[1]}-{shape[2]}"
+            print(
+                f"{where:<34}" + "".join(f"{c:<22}" for c in cells) + str(each["unbounded"]),
+                flush=True,
+            )
+    print(
+        f"coverage (power at {MARGINS[0]} and {MARGINS[1]} standard errors) of {releases} releases"
+    )
+    if options.json:
+        seconds = round(time.perf_counter() - start)
+        print(json.dumps({"releases": releases, "level": LEVEL, "seconds": seconds, "rows": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Two convex problems whose solutions cvxpy knows, on generated data.
+
+The optima are stored, so that the benchmark runs without a solver: `python -m
+studies.constrained.convex` computes them anew, and a test compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from .problems import Batch, Form, Problem, Schedule, Score
+
+# Objective of the solution when every constraint is relaxed by the key.
+OPTIMA = {
+    "convex": {0.0: 0.380155, 0.01: 0.368207},
+    "sampled": {0.0: 0.194965, 0.01: 0.193032},
+}
+
+
+def linear(features: int) -> nn.Module:
+    """A linear score."""
+    return nn.Sequential(nn.Linear(features, 1, bias=False), nn.Flatten(0))
+
+
+class GroupLosses(Problem):
+    r"""Logistic regression on one population without giving up on ten others.
+
+    .. math::
+        \min_w\; L_0(w) \quad\text{s.t.}\quad L_i(w) \le c_i, \qquad i = 1, \dots, m
+
+    with mean logistic losses L_i. The limits c_i leave a little more than the loss that the best
+    common model has on group i, so the problem is feasible. A batch has 64 samples of the
+    population and 8 of each group: the noise of a value is about 0.2.
+    """
+
+    name = "convex"
+    num_constraints = 10
+    samples, features = 200, 20
+    batch_size, per_group = 64, 8
+
+    def __init__(self) -> None:
+        self.schedule = Schedule(evaluations=2000, every=25, lr=2e-2)
+        self.optimum = OPTIMA["convex"][0.0]
+        random = np.random.RandomState(0)
+        number, size = self.num_constraints, self.samples
+        common = random.randn(self.features) / np.sqrt(self.features) * 3
+        rules = common + random.randn(number + 1, self.features) / np.sqrt(self.features) * 1.5
+        rows = [10 * size] + number * [size]
+        parts = [random.randn(n, self.features) for n in rows]
+        draws = [random.rand(n) for n in rows]
+        labels = [
+            draw < 1 / (1 + np.exp(-x @ rule))
+            for x, rule, draw in zip(parts, rules, draws, strict=True)
+        ]
+        compromise = _logistic(np.concatenate(parts[1:]), np.concatenate(labels[1:]))
+        self.limits = torch.tensor(
+            [
+                np.logaddexp(0, -np.where(y, 1, -1) * (x @ compromise)).mean() + 0.02
+                for x, y in zip(parts[1:], labels[1:], strict=True)
+            ]
+        ).float()
+        self.inputs = torch.tensor(np.concatenate(parts)).float()
+        self.targets = torch.tensor(np.concatenate(labels)).float()
+        self.population = rows[0]
+
+    def model(self) -> nn.Module:
+        """A linear model."""
+        return linear(self.features)
+
+    def batches(self, seed: int) -> Callable[[], Batch]:
+        """Uniform draws from the population and from each group."""
+        generator = torch.Generator().manual_seed(seed)
+        starts = self.population + self.samples * torch.arange(self.num_constraints)[:, None]
+
+        def draw() -> Batch:
+            first = torch.randint(self.population, (self.batch_size,), generator=generator)
+            shape = (self.num_constraints, self.per_group)
+            rest = torch.randint(self.samples, shape, generator=generator) + starts
+            rows = torch.cat([first, rest.flatten()])
+            return Batch(self.inputs[rows], self.targets[rows])
+
+        return draw
+
+    def measure(
+        self, model: nn.Module, batch: Batch, form: Form = "signed"
+    ) -> tuple[Tensor, Tensor]:
+        """Mean losses of the batch, those of the groups less their limits."""
+        return self._values(model, batch.inputs, batch.targets, self.batch_size, self.shift)
+
+    @torch.no_grad()
+    def score(self, model: nn.Module) -> Score:
+        """The same on all samples."""
+        loss, values = self._values(model, self.inputs, self.targets, self.population, 0.0)
+        return Score(loss.item(), values.max().item())
+
+    def _values(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, first: int, shift: float
+    ) -> tuple[Tensor, Tensor]:
+        losses = binary_cross_entropy_with_logits(model(inputs), targets, reduction="none")
+        values = losses[first:].view(self.num_constraints, -1).mean(1)
+        return losses[:first].mean(), values - self.limits - shift
+
+    def solve(self, relaxed: float) -> float:
+        """The optimum by cvxpy, each limit raised by `relaxed`."""
+        import cvxpy
+
+        weights = cvxpy.Variable(self.features)
+
+        def loss(rows: slice) -> Any:
+            signs = np.where(self.targets[rows].numpy() > 0, 1.0, -1.0)
+            margins = cvxpy.multiply(signs, self.inputs[rows].double().numpy() @ weights)
+            return cvxpy.sum(cvxpy.logistic(-margins)) / len(signs)
+
+        limits = self.limits.double().numpy() + relaxed
+        groups = [
+            slice(self.population + k * self.samples, self.population + (k + 1) * self.samples)
+            for k in range(self.num_constraints)
+        ]
+        task = cvxpy.Problem(
+            cvxpy.Minimize(loss(slice(0, self.population))),
+            [loss(group) <= limit for group, limit in zip(groups, limits, strict=True)],
+        )
+        task.solve(solver=cvxpy.CLARABEL)
+        return float(task.value)  # pyright: ignore[reportArgumentType]
+
+
+class Segments(Problem):
+    r"""Least squares with a limit on the mean prediction in each of 1,000 segments.
+
+    .. math::
+        \min_w\; \tfrac12\,\mathrm E\,(x^\top w - y)^2 \quad\text{s.t.}\quad
+        \mathrm E[x^\top w \mid \text{segment } i] \le b_i, \qquad i = 1, \dots, 1000
+
+    A batch has 64 rows for the loss, and 4 rows of each of 64 segments.
+    """
+
+    name = "sampled"
+    sampled = True
+    num_constraints = 1000
+    rows, features = 20, 20
+    batch_size, segments, per_segment = 64, 64, 4
+
+    def __init__(self) -> None:
+        self.schedule = Schedule(evaluations=4000, every=50, lr=1e-2)
+        self.optimum = OPTIMA["sampled"][0.0]
+        random = np.random.RandomState(1)
+        number = self.num_constraints
+        rule = random.randn(self.features) / np.sqrt(self.features)
+        other = 0.7 * rule + 0.5 * random.randn(self.features) / np.sqrt(self.features)
+        centres = random.randn(number, 1, self.features)
+        inputs = centres + 0.2 * random.randn(number, self.rows, self.features)
+        targets = inputs @ rule + 0.5 * random.randn(number, self.rows)
+        slack = 0.2 + random.rand(number)
+        self.inputs = torch.tensor(inputs).float()
+        self.targets = torch.tensor(targets).float()
+        self.means = self.inputs.mean(1)
+        self.limits = torch.tensor(inputs.mean(1) @ other + slack).float()
+
+    def model(self) -> nn.Module:
+        """A linear model."""
+        return linear(self.features)
+
+    def batches(self, seed: int) -> Callable[[], Batch]:
+        """Uniform draws of rows, of segments without repetition, and of rows in each of them."""
+        generator = torch.Generator().manual_seed(seed)
+        inputs, targets = self.inputs.view(-1, self.features), self.targets.view(-1)
+
+        def draw() -> Batch:
+            first = torch.randint(len(targets), (self.batch_size,), generator=generator)
+            index = torch.randperm(self.num_constraints, generator=generator)[: self.segments]
+            index = index.sort().values
+            shape = (self.segments, self.per_segment)
+            within = torch.randint(self.rows, shape, generator=generator)
+            rows = torch.cat([first, (index[:, None] * self.rows + within).flatten()])
+            return Batch(inputs[rows], targets[first], index)
+
+        return draw
+
+    def measure(
+        self, model: nn.Module, batch: Batch, form: Form = "signed"
+    ) -> tuple[Tensor, Tensor]:
+        """Half the mean squared error, and the mean predictions less their limits."""
+        assert batch.index is not None
+        predicted = model(batch.inputs)
+        errors = predicted[: self.batch_size] - batch.targets
+        means = predicted[self.batch_size :].view(-1, self.per_segment).mean(1)
+        return errors.square().mean() / 2, means - self.limits[batch.index] - self.shift
+
+    @torch.no_grad()
+    def score(self, model: nn.Module) -> Score:
+        """The same on all rows."""
+        errors = model(self.inputs.view(-1, self.features)) - self.targets.view(-1)
+        excess = model(self.means) - self.limits
+        return Score(errors.square().mean().item() / 2, excess.max().item())
+
+    def solve(self, relaxed: float) -> float:
+        """The optimum by cvxpy, each limit raised by `relaxed`."""
+        import cvxpy
+
+        weights = cvxpy.Variable(self.features)
+        inputs = self.inputs.double().numpy().reshape(-1, self.features)
+        targets = self.targets.double().numpy().reshape(-1)
+        means, limits = self.means.double().numpy(), self.limits.double().numpy()
+        task = cvxpy.Problem(
+            cvxpy.Minimize(cvxpy.sum_squares(inputs @ weights - targets) / (2 * len(targets))),
+            [means @ weights <= limits + relaxed],
+        )
+        task.solve(solver=cvxpy.CLARABEL)
+        return float(task.value)  # pyright: ignore[reportArgumentType]
+
+
+def solve() -> dict[str, dict[float, float]]:
+    """All stored optima, computed anew."""
+    problems = (GroupLosses(), Segments())
+    return {p.name: {key: p.solve(key) for key in OPTIMA[p.name]} for p in problems}
+
+
+def _logistic(inputs: np.ndarray, labels: np.ndarray, steps: int = 30) -> np.ndarray:
+    """Logistic regression by Newton's method."""
+    weights = np.zeros(inputs.shape[1])
+    for _ in range(steps):
+        rate = 1 / (1 + np.exp(-inputs @ weights))
+        curvature = (inputs * (rate * (1 - rate))[:, None]).T @ inputs
+        weights -= np.linalg.solve(curvature, inputs.T @ (rate - labels))
+    return weights
+
+
+if __name__ == "__main__":
+    print(solve())

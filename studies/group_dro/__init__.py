@@ -1,0 +1,1 @@
+"""Group DRO on CelebA, sentiment and Amazon: all methods with equal tuning, many seeds."""

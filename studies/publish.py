@@ -1,0 +1,151 @@
+"""Results as files of docs/results and as tables: what was measured, with what, at which commit.
+
+    python -m studies.publish     # figures of all published runs anew
+
+Runs were published before their figures were: the commit of each file of runs is told by git.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fcco_experiments import environment
+from fcco_experiments.stats import paired, spread
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+RUNS, TABLE = "runs.jsonl.gz", "table.json"
+FACTS = ("revision", "python", "torch", "numpy", "fcco", "processor", "cores")
+_PLACES = ("--out", "--output", "--publish", "--cache", "--arrays", "--data-folder", "--commit")
+
+
+def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
+    """The command of this process, the commit, versions and the machine.
+
+    Args:
+        device: where it was measured.
+        commit: of the code, where git is not at hand.
+    """
+    found = environment.describe(device)
+    if found["device"] != "cpu":
+        found["processor"] = found["device"]
+    program = Path(sys.argv[0])
+    names = [program.parent.name, *([] if program.stem == "__main__" else [program.stem])]
+    package = [program.parents[1].name] if program.stem == "__main__" else []
+    words, skip = [], False
+    for word in sys.argv[1:]:
+        own, skip = skip, word in _PLACES
+        if not own and word.partition("=")[0] not in _PLACES:
+            words.append(word)
+    said = {"command": " ".join(["python -m", ".".join([*package, *names]), *words])}
+    return said | {key: found[key] for key in FACTS} | ({"revision": commit} if commit else {})
+
+
+def refuse_dirty(facts: Mapping[str, Any]) -> None:
+    """Stop before anything is published that no commit can make again."""
+    revision = facts["revision"]
+    if revision is None or revision.endswith("-dirty"):
+        raise SystemExit(
+            f"Nothing is published: results name the commit that made them, and this is {revision}."
+            " Commit your changes, or name it by --commit."
+        )
+
+
+def write(
+    folder: Path, figures: Mapping[str, Any], runs: Mapping[str, Any] | None = None, **about_: Any
+) -> None:
+    """Publish what a study or a benchmark found, if it was made at a clean commit.
+
+    Args:
+        folder: of `table.json` and `runs.jsonl.gz`.
+        figures: by name.
+        runs: results by the key of their job.
+        about_: of `about`.
+    """
+    facts = about(**about_)
+    refuse_dirty(facts)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = json.dumps(finite({"meta": facts, **figures}), indent=1, ensure_ascii=False)
+    (folder / TABLE).write_text(table + "\n")
+    if runs is not None:
+        lines = [json.dumps({"job": key, "trace": trace}) + "\n" for key, trace in runs.items()]
+        # Without a time: the same runs are the same bytes.
+        (folder / RUNS).write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
+
+
+def table(name: str) -> dict[str, Any]:
+    """The figures in a folder of results."""
+    return json.loads((RESULTS / name / TABLE).read_text())
+
+
+def runs(name: str) -> Path:
+    """The runs in a folder of results, as a cache of `Runner`."""
+    return RESULTS / name / RUNS
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinity: None instead."""
+    if isinstance(value, Mapping):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    """A table from its head and its rows."""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def plain(rows: Iterable[Sequence[str]]) -> str:
+    """The same for a terminal."""
+    table = [[cell.replace("**", "").replace("\\|", "|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if k else cell.ljust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    )
+
+
+def mean_std(values: Sequence[float], digits: int = 3) -> str:
+    """Mean and standard deviation over seeds."""
+    mean, deviation = spread(values)
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def ahead_by(one: Sequence[float], other: Sequence[float], digits: int = 3) -> str:
+    """The paired difference with its 95 % interval; bold where that excludes 0."""
+    gap = paired(one, other)
+    text = f"{gap.mean:+.{digits}f} ± {gap.high - gap.mean:.{digits}f}"
+    return f"**{text}**" if gap.decided else text
+
+
+def commit_of(file: Path) -> str:
+    """The commit that last changed a file."""
+    words = ["git", "-C", str(file.parent), "log", "-1", "--format=%h", "--", file.name]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    for name in ("estimators", "identities", "xrisk", "group_dro"):
+        part = "report" if name == "group_dro" else "__main__"
+        study = importlib.import_module(f"studies.{name}.{part}")
+        folder = RESULTS / name.replace("_", "-")
+        files = {file.name: commit_of(file) for file in sorted(folder.glob("*.jsonl.gz"))}
+        write(folder, {"runs": files, "figures": study.published_figures()})
+
+
+if __name__ == "__main__":
+    main()

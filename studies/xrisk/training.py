@@ -1,0 +1,149 @@
+"""One run: a method with a setting and a seed on a data set."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fcco.groups import PositiveBatchSampler
+from studies.runner import Job, Result
+
+from . import methods
+from .problems import METRICS, Part, Problem, load, metrics_of
+
+BATCH = 128
+POSITIVES = 32  # of a batch for the pairwise losses
+QUERIES = 16
+WARM = 1 / 3  # share of the steps with cross-entropy before an X-risk
+WARM_RATE = 1e-3
+DROPOUT = 0.5  # for all methods: without it all of them overfit within two epochs
+CHECKPOINTS = 18
+STEPS = {"ranking": 600}
+USUAL_STEPS = 1200
+
+Look = Callable[[Callable[[Tensor], Tensor], int], None]
+
+
+@dataclass(frozen=True)
+class Figures(Result):
+    """By metric: the best value on validation data, that checkpoint's on test data, its step."""
+
+    val: dict[str, float]
+    test: dict[str, float]
+    step: dict[str, int]
+    seconds: float
+
+
+def network(features: int, width: int = 256) -> nn.Module:
+    def layer(inputs: int) -> list[nn.Module]:
+        return [nn.Linear(inputs, width), nn.ReLU(), nn.Dropout(DROPOUT)]
+
+    return nn.Sequential(*layer(features), *layer(width), nn.Linear(width, 1))
+
+
+def shuffled(size: int, batch: int, seed: int) -> Iterator[Tensor]:
+    """Epochs of batches without end; the rest of an epoch is dropped."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(size, generator=generator)
+        yield from order[: size - size % batch].split(batch)
+
+
+def batches(train: Part, plain: bool, seed: int) -> Iterator[Tensor]:
+    """Whole queries; rows of all kinds alike; or a fixed number of positives."""
+    if train.query is not None:
+        rows = train.query.argsort(stable=True).split(train.query.bincount().tolist())
+        chosen = shuffled(len(rows), min(QUERIES, len(rows)), seed)
+        yield from (torch.cat([rows[each] for each in some]) for some in chosen)
+    if plain:
+        yield from shuffled(len(train.y), min(BATCH, len(train.y)), seed)
+    sampler = PositiveBatchSampler(train.y, BATCH, POSITIVES, seed=seed)
+    while True:
+        yield from map(torch.tensor, sampler)
+
+
+def run(job: Job, arrays: Path | None = None) -> Figures:
+    """Train as the job says; its problem is `DATA` or `DATA / METRIC`, its steps `evaluations`."""
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    data, _, metric = job.problem.partition(" / ")
+    problem = load(data, arrays, job.seed)
+    wanted = [metric] if metric else metrics_of(data)
+    method = methods.METHODS[wanted[0]][job.method]
+    best: dict[str, tuple[float, float, int]] = {}
+
+    def look(predict: Callable[[Tensor], Tensor], step: int) -> None:
+        ahead, on_test = predict(problem["validation"].x), None
+        for name in wanted:
+            figure = METRICS[name]
+            value = figure(problem["validation"], ahead) if ahead.isfinite().all() else math.nan
+            if name not in best or value > best[name][0]:
+                on_test = predict(problem["test"].x) if on_test is None else on_test
+                best[name] = value, figure(problem["test"], on_test), step
+
+    if method.build is None:
+        trees(problem["train"], job, look)
+    else:
+        train(problem, metric, method, job, job.evaluations or STEPS.get(data, USUAL_STEPS), look)
+    val, test, step = ({name: found[i] for name, found in best.items()} for i in range(3))
+    return Figures(val, test, step, round(time.perf_counter() - start, 2))  # type: ignore[arg-type]
+
+
+def train(
+    problem: Problem, metric: str, method: methods.Method, job: Job, steps: int, look: Look
+) -> None:
+    """Weights and plain batches depend on the seed alone: every X-risk has the same start."""
+    torch.manual_seed(job.seed)
+    part = problem["train"]
+    model = network(part.x.shape[1])
+
+    @torch.no_grad()
+    def predict(x: Tensor) -> Tensor:
+        model.eval()
+        found = methods.scores(model, x)
+        model.train()
+        return found
+
+    assert method.build is not None
+    every = max(1, steps // CHECKPOINTS)
+    begin = methods.listwise if part.query is not None else methods.cross_entropy
+    warm = 0 if method.plain else round(WARM * steps)
+    step = begin(model, part, metric, {"lr": WARM_RATE}) if warm else None
+    draw = batches(part, True, job.seed)
+    for done in range(steps):
+        if done == warm:
+            step = method.build(model, part, metric, job.setting)
+            draw = batches(part, method.plain, job.seed)
+        assert step is not None
+        step(next(draw))
+        # A checkpoint of the warm start would be one of cross-entropy, the same for every X-risk.
+        if (done + 1) % every == 0 and done >= warm:
+            look(predict, done + 1)
+
+
+def trees(train: Part, job: Job, look: Look) -> None:
+    """LightGBM's LambdaRank; a checkpoint every 10 trees."""
+    import lightgbm  # pyright: ignore[reportMissingImports]
+
+    assert train.query is not None
+    order = train.query.argsort(stable=True)
+    model = lightgbm.LGBMRanker(
+        n_estimators=300, learning_rate=job.setting["lr"], num_leaves=job.setting["num_leaves"],
+        subsample=0.8, subsample_freq=1, colsample_bytree=0.8, random_state=job.seed, n_jobs=1,
+        verbose=-1,
+    )  # fmt: skip
+    counts = train.query.bincount().numpy()
+    model.fit(train.x[order].numpy(), train.y[order].int().numpy(), group=counts)
+
+    def predict(count: int, x: Tensor) -> Tensor:
+        return torch.from_numpy(model.booster_.predict(x.numpy(), num_iteration=count))
+
+    for count in range(10, 301, 10):
+        look(partial(predict, count), count)

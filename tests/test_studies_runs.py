@@ -1,0 +1,67 @@
+"""What is read from runs: the fairness frontier and the samples until a CVaR, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from studies.frontier import Point, compared
+from studies.group_dro.__main__ import run as train
+from studies.group_dro.report import chosen_by, samples
+from studies.runner import Job
+
+
+def point(name, val, test, spread=0.0):
+    """A setting with three seeds whose figures are `spread` apart; its standard error is known."""
+    steps = (-spread, 0.0, spread)
+    gaps = [[place[0] + s for s in steps] for place in (val, test)]
+    aucs = [[place[1] + s for s in steps] for place in (val, test)]
+    return Point(name, {"lr": 0.1}, False, gaps[0], aucs[0], gaps[1], aucs[1])
+
+
+OURS = [
+    point("a@0", (0.10, 0.80), (0.10, 0.80), 0.01),
+    point("a@1", (0.20, 0.85), (0.30, 0.90), 0.02),
+    point("b@0", (0.30, 0.90), (0.40, 0.70)),  # on the frontier of validation data, not of test
+]
+BEATEN = point("a@2", (0.25, 0.84), (0.01, 0.99))  # the best on test data, but nobody could know
+RIVAL = point("c@0", (0.22, 0.86), (0.20, 0.84), 0.03)
+
+
+def test_rows_of_a_comparison():
+    rows = {row["name"]: row for row in compared([RIVAL, BEATEN, *OURS], ["a", "b"])}
+    assert list(rows) == ["c@0"]
+    row = rows["c@0"]
+    assert row["above"] == pytest.approx(0.01)  # 0.85 at a gap of 0.20
+    # a@1 less c@0: not a@2, which is beaten on validation data.
+    assert row["matched"] == "a@1"
+    assert row["matched_auc"] == pytest.approx(0.06)
+    assert row["matched_gap"] == pytest.approx(0.10)
+
+
+# Samples
+
+
+def test_samples_until_a_training_cvar_by_hand():
+    def run(name: str, seed: int, curve: list[float]) -> dict[str, Any]:
+        return {"data": "d", "stage": "train_cvar", "name": name, "seed": seed, "curve": curve}
+
+    runs = [
+        run("sonex", 1, [0.9, 0.7, 0.5, 0.4]),
+        run("sonex", 2, [0.7, 0.5, 0.3, 0.2]),  # mean 0.8, 0.6, 0.4, 0.3
+        run("ooa", 1, [0.4, 0.3, 0.2, 0.1]),
+        run("erm", 1, [0.9, 0.8, 0.7, 0.6]),
+        {**run("ooa", 1, [0.0] * 4), "stage": "val_cvar"},  # chosen by another rule
+    ]
+    found = samples(chosen_by(runs, "d", "train_cvar"), 0.5)
+    assert found == pytest.approx({"sonex": 2.5 / 4, "ooa": 1 / 4, "erm": None})
+
+
+def test_a_run_of_group_dro_is_one_of_the_task():
+    setting = {"method": "sonex", "lr": 0.01}
+    job = Job("grouped-synthetic", "automatic", setting, 2000)
+    row = train(job, ("epochs=2", "device=cpu", "checkpoint_every=2"), curves=True)
+    assert row["epochs"] == len(row["curve"]) == 2
+    assert row["curve"][-1] == pytest.approx(row["train_cvar"], rel=1e-3)
+    assert row["curve"][0] > row["curve"][1]
