@@ -366,19 +366,13 @@ class Statistics(NamedTuple):
             pooled: what is known of all blocks.
             number: of the numbers that are tracked, n d1.
         """
-<<<<<<< HEAD
-        own, (noise, drift, kappa) = (self.visits - 1).clip(0), pooled.noise_and_drift()
-        noise = noise * (1 - 2 * kappa * (1 - self.of_noise) / (1 + self.of_noise))
-        mixed = (self.difference * own + MIXED * pooled.difference) / (own + MIXED)
-        square = self.difference + (self.visits <= FEW) * (mixed - self.difference)
-=======
         known = (self.visits > 0) & (pooled.steps > 0)
         return where(known, (self.squares(pooled) * self.share(pooled, number)) ** 0.5, math.nan)
 
     def share(self, pooled: Pooled, number: int) -> Array:
         """The squared error of u in units of D; see `errors`."""
-        noise, drift = pooled.noise_and_drift()
->>>>>>> main
+        noise, drift, kappa = pooled.noise_and_drift()
+        noise = noise * (1 - 2 * kappa * (1 - self.of_noise) / (1 + self.of_noise))
         lag = self.of_drift + (1 - pooled.values / number)
         parts = self.of_noise * noise + lag * drift
         return parts / (pooled.difference + (pooled.difference == 0))
