@@ -79,7 +79,7 @@ class ByHand:
         self.visits, self.a, self.b = [0] * number, [0.0] * number, [0.0] * number
         self.gamma, self.gain = gamma, 0.5
         self.window: list[np.ndarray] = []
-        self.means, self.steps = np.zeros(8), 0
+        self.means, self.steps = np.zeros(9), 0
 
     def step(self, index: list[int], values: np.ndarray) -> None:
         rows, memory = [], 1 + 128 * self.means[4] / self.u.size
@@ -107,7 +107,7 @@ class ByHand:
             return
         self.steps += 1
         *means, ahead, turned, share = np.mean(rows, axis=0)
-        step = np.array([*means, len(rows), ahead, turned, share])
+        step = np.array([*means, len(rows), ahead, turned, turned**2, share])
         self.means += (step - self.means) / min(self.steps, 50)
         if self.gamma is None:
             noise, drift, _ = self.solve()
@@ -123,7 +123,7 @@ class ByHand:
         """
         if not self.steps:
             return 0.0, 0.0, 0.0
-        difference, innovation, one_a, b_one, _, _, turned, share = self.means
+        difference, innovation, one_a, b_one, _, _, turned, squared, share = self.means
         a, b = one_a - 1, b_one - 1
         if share > 0:
             # Unknowns: noise, drift, and kappa times noise.
@@ -132,8 +132,9 @@ class ByHand:
             drift = np.linalg.solve(equations, known)[1] if b else 0.0
             drift = np.clip(drift * b**2 / (b**2 + 1e-3), 0, difference)
             noise, opposed = np.linalg.solve(equations[:2, ::2], known[:2] - [drift, 2 * drift])
-            chance = difference / math.sqrt(self.means[4] * min(self.steps, 50))
-            if noise > 0 and opposed > 3 * chance:
+            spread = abs(squared - turned**2)
+            chance = math.sqrt(spread / min(self.steps, 50)) / share / 2
+            if self.steps > 10 and noise > 0 and opposed > 2.5 * chance:
                 kappa = min((opposed - chance) / (noise + chance), 0.5)
                 return (difference - drift) / (2 + 2 * kappa), drift, kappa
         equations = np.array([[2, 1], [one_a, b_one]])
@@ -178,7 +179,7 @@ def test_equals_what_is_written_by_hand(gamma, dim):
     estimate = tracked.estimate
     assert estimate is not None
     pooled = [*by_hand.means, min(by_hand.steps, 50)]
-    np.testing.assert_allclose(estimate.pooled[:9], pooled, rtol=1e-12)
+    np.testing.assert_allclose(estimate.pooled[:10], pooled, rtol=1e-12)
     np.testing.assert_allclose(estimate.slow.view(-1, dim), by_hand.slow, atol=1e-12)
     assert max(by_hand.visits) > 50 and estimate.visits.tolist() == [
         min(each, 100) for each in by_hand.visits
@@ -194,7 +195,7 @@ def test_the_arithmetic_is_the_same_in_torch_and_in_numpy(shape):
     zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(5)]
     visits = torch.zeros(number, *(1 for _ in shape), dtype=DOUBLE)
     blocks = Statistics(zeros[0], zeros[1], visits, visits, visits, *zeros[2:])
-    pooled = Pooled(*torch.tensor([0.0] * 9 + [0.5], dtype=DOUBLE))
+    pooled = Pooled(*torch.tensor([0.0] * 10 + [0.5], dtype=DOUBLE))
     for index, fresh in draws(0, 60, number, 2, *shape):
         old = tracked.rows.clone()
         tracked(fresh, index)

@@ -63,9 +63,9 @@ GAMMA_RANGE = (0.05, 0.95)
 """What `best_gamma` is kept in. Below, u would hardly notice that the drift has grown again; above,
 noise and drift can hardly be told apart."""
 
-OPPOSED = 3.0
-"""Correlations of noise count from 3 D / sqrt(squares) on, which is twice their error, and less a
-third of that: what chance would add to the drift makes the rounded kink too wide."""
+OPPOSED = 2.5
+"""After 10 steps correlations of noise count from 2.5 standard errors on, and less one: what chance
+would add to the drift makes the rounded kink too wide."""
 
 MEMORY = 3.0
 """With `gamma="auto"`, the k-th value after the first has weight 3 / (k + 3) or more. With
@@ -273,6 +273,7 @@ class Pooled(NamedTuple):
     values: Number  # how many squares a step gives
     progress: Number  # the mean of u - slow: how far all moved together in `LOOP` steps
     turning: Number  # D - D_2 of the blocks that came twice before, times their share
+    squared_turning: Number  # the mean of its square over steps, for its error
     share: Number  # of the values that are of such blocks
     steps: Number  # how many steps these are, up to `POOLED_HORIZON`
     gain: Number  # the weight of the new value that was best so far
@@ -284,14 +285,16 @@ class Pooled(NamedTuple):
             >>> noise, drift, a, b = 4.0, 1.0, 0.2, 1.5
             >>> for kappa in (0.0, 0.3):
             ...     innovation = (1 + a + 2 * kappa * a) * noise + (b + 1) * drift
-            ...     change, turning = 2 * (1 + kappa) * noise + drift, 2 * kappa * noise - drift
-            ...     pooled = Pooled(change, innovation, 1 + a, b + 1, 1e9, 0, turning, 1, 50, 0.2)
+            ...     change, turn = 2 * (1 + kappa) * noise + drift, 2 * kappa * noise - drift
+            ...     pooled = Pooled(change, innovation, 1 + a, b + 1, 9, 0, turn, turn**2, 1, 50, 1)
             ...     print([round(each, 2) for each in pooled.noise_and_drift()])
             [4.0, 1.0, 0.0]
             [4.0, 1.0, 0.3]
         """
         difference, innovation, one_a, one_b = self[:4]
-        zero, turning = 0 * difference, self.turning / (self.share + (self.share == 0))
+        zero, share = 0 * difference, self.share + (self.share == 0)
+        turning, steps = self.turning / share, self.steps + (self.steps == 0)
+        spread = abs(self.squared_turning - self.turning**2)
 
         def solved(drift: Number, told_apart: Number) -> Number:  # 0 where they are not told apart
             return _within(drift * told_apart / (told_apart**2 + 1e-3), zero, difference)
@@ -301,8 +304,8 @@ class Pooled(NamedTuple):
         drift = innovation - (one_a - 1) * difference - (2 - one_a) * half
         drift = solved(drift, one_b - 1)
         against, noise = (turning + drift) / 2, half - drift
-        chance = difference / (self.values * self.steps + 1e-30) ** 0.5
-        opposed = (self.share > 0) * (against > OPPOSED * chance) * (noise > 0)
+        chance = (spread / steps) ** 0.5 / share / 2  # standard error of against
+        opposed = (self.share > 0) * (steps > EARLY) * (against > OPPOSED * chance) * (noise > 0)
         drift = alike + opposed * (drift - alike)
         both = (difference - drift) / 2  # (1 + kappa) sigma^2
         against = _within(opposed * (against - chance), zero, both / 3)
@@ -318,19 +321,19 @@ class Pooled(NamedTuple):
                 that came twice before; and how many numbers both are.
             automatic: whether u is averaged with the gain, which then moves.
         """
-        squared_change, squared_innovation, of_noise, of_drift, progress, *third, number = sums
+        *_, of_noise, of_drift, progress, turning, share, number = sums
         some = (number > 0) * 1.0
         count = number + (1 - some)
         steps = self.steps + some * (self.steps < POOLED_HORIZON)
         weight = some / (steps + (steps == 0))
         new = (
-            squared_change / count, squared_innovation / count, 1 + of_noise / count,
-            1 + of_drift / count, number, progress / count, *(each / count for each in third),
+            sums[0] / count, sums[1] / count, 1 + of_noise / count, 1 + of_drift / count, number,
+            progress / count, turning / count, (turning / count) ** 2, share / count,
         )  # fmt: skip
         # Of two first samples the smaller is taken where they do not fit: the other is an outlier.
         misfit = (steps == 2) * (self.squared_innovation > 100 * new[1]) * some
         weight = misfit + (1 - misfit) * weight
-        means = [old + weight * (now - old) for old, now in zip(self[:8], new, strict=True)]
+        means = [old + weight * (now - old) for old, now in zip(self[:9], new, strict=True)]
         found = Pooled(*[*means, steps, self.gain])
         if automatic:
             best = best_gamma(*found.noise_and_drift()[:2])

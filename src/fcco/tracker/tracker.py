@@ -810,7 +810,7 @@ class ErrorEstimate(KeepsPrecision):
             self.register_buffer(name, torch.zeros_like(like))
         for name in ("visits", "of_noise", "of_drift"):
             self.register_buffer(name, like.new_zeros(len(like)))
-        self.register_buffer("pooled", like.new_tensor([0.0] * 9 + [0.5]))
+        self.register_buffer("pooled", like.new_tensor([0.0] * 10 + [0.5]))
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
