@@ -294,7 +294,6 @@ class Pooled(NamedTuple):
         difference, innovation, one_a, one_b = self[:4]
         zero, share = 0 * difference, self.share + (self.share == 0)
         turning, steps = self.turning / share, self.steps + (self.steps == 0)
-        spread = abs(self.squared_turning - self.turning**2)
 
         def solved(drift: Number, told_apart: Number) -> Number:  # 0 where they are not told apart
             return _within(drift * told_apart / (told_apart**2 + 1e-3), zero, difference)
@@ -304,7 +303,7 @@ class Pooled(NamedTuple):
         drift = innovation - (one_a - 1) * difference - (2 - one_a) * half
         drift = solved(drift, one_b - 1)
         against, noise = (turning + drift) / 2, half - drift
-        chance = (spread / steps) ** 0.5 / share / 2  # standard error of against
+        chance = (abs(self.squared_turning - self.turning**2) / steps) ** 0.5 / share / 2
         opposed = (self.share > 0) * (steps > EARLY) * (against > OPPOSED * chance) * (noise > 0)
         drift = alike + opposed * (drift - alike)
         both = (difference - drift) / 2  # (1 + kappa) sigma^2
@@ -506,16 +505,14 @@ class Statistics(NamedTuple):
         again = again * ~reset
         bound = bound * scale
         most = xp.where(has_scale, bound.clip(_second_largest(squared_change * again)), math.inf)
-        squared_change, squared_lag_2 = (
-            xp.where(each < most, each, most) for each in (squared_change, squared_lag_2)
-        )
+        changes = [xp.where(each < most, each, most) for each in (squared_change, squared_lag_2)]
         most = xp.where(bound < self.largest, self.largest, bound)
         most = most.clip(_second_largest(squared_innovation * again))
         most = xp.where(has_scale, most, math.inf)
         clipped = (squared_innovation > most) & (again > 0)
         largest = xp.where(clipped, squared_innovation, self.largest)
         squared_innovation = xp.where(squared_innovation < most, squared_innovation, most)
-        return [squared_change, squared_innovation, squared_lag_2], again, visits, largest
+        return [changes[0], squared_innovation, changes[1]], again, visits, largest
 
 
 class Rows(NamedTuple):
