@@ -7,6 +7,7 @@ Runs were published before their figures were: the commit of each file of runs i
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib
 import json
@@ -26,6 +27,12 @@ FACTS = ("revision", "python", "torch", "numpy", "fcco", "processor", "cores")
 _PLACES = ("--out", "--cache", "--arrays", "--commit")  # of this machine; each with a value
 
 
+@functools.cache
+def machine(device: str) -> dict[str, Any]:
+    """As it was at first: what is published changes the checkout."""
+    return environment.describe(device)
+
+
 def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
     """The command of this process, the commit, versions and the machine.
 
@@ -33,7 +40,7 @@ def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
         device: where it was measured.
         commit: of the code, where git is not at hand.
     """
-    found = environment.describe(device)
+    found = dict(machine(device))
     if found["device"] != "cpu":
         found["processor"] = found["device"]
     program = Path(sys.argv[0])
@@ -60,7 +67,11 @@ def refuse_dirty(facts: Mapping[str, Any]) -> None:
 
 
 def write(
-    folder: Path, figures: Mapping[str, Any], runs: Mapping[str, Any] | None = None, **about_: Any
+    folder: Path,
+    figures: Mapping[str, Any],
+    runs: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    commit: str | None = None,
 ) -> None:
     """Publish what a study or a benchmark found, if it was made at a clean commit.
 
@@ -68,9 +79,10 @@ def write(
         folder: of `table.json` and `runs.jsonl.gz`.
         figures: by name.
         runs: results by the key of their job.
-        about_: of `about`.
+        device: as for `about`.
+        commit: likewise.
     """
-    facts = about(**about_)
+    facts = about(device, commit)
     refuse_dirty(facts)
     folder.mkdir(parents=True, exist_ok=True)
     table = json.dumps(finite({"meta": facts, **figures}), indent=1, ensure_ascii=False)

@@ -86,15 +86,18 @@ class Runner:
     show: Any = sys.stderr
     known: dict[str, Any] = field(default_factory=dict)
     _said: float = 0.0
+    _broken: bool = False
 
     def __post_init__(self) -> None:
         if self.cache is not None and self.cache.exists():
             with self._open("rt") as lines:
                 for line in lines:
+                    # The line that was being written when a run was stopped has no end.
+                    self._broken = not line.endswith("\n")
                     try:
                         entry = json.loads(line)
                     except json.JSONDecodeError:
-                        continue  # the line that was being written when a run was stopped
+                        continue
                     self.known[entry["job"]] = self.result(**entry["trace"])
 
     def __call__(self, jobs: Sequence[Keyed], title: str) -> list[Any]:
@@ -137,7 +140,8 @@ class Runner:
         if self.cache is not None:
             self.cache.parent.mkdir(parents=True, exist_ok=True)
             with self._open("at") as file:
-                file.write(json.dumps(entry) + "\n")
+                file.write("\n" * self._broken + json.dumps(entry) + "\n")
+                self._broken = False
 
     def _open(self, mode: str) -> Any:
         assert self.cache is not None

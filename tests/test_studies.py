@@ -108,9 +108,8 @@ def test_published_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert packed == gzip.compress(gzip.decompress(packed), mtime=0)
     assert Runner(square, Square, 0, tmp_path / publish.RUNS)([job(2)], "runs") == [Square(4.0)]
     for commit in ("abc1234-dirty", None):
-        monkeypatch.setattr(publish.environment, "describe", lambda device, c=commit: {
-            **dict.fromkeys(publish.FACTS), "device": device, "revision": c,
-        })  # fmt: skip
+        facts = dict.fromkeys(publish.FACTS) | {"device": "cpu", "revision": commit}
+        monkeypatch.setattr(publish, "machine", lambda device, facts=facts: facts)
         with pytest.raises(SystemExit, match="Nothing is published"):
             publish.write(tmp_path / "other", {})
     assert not (tmp_path / "other").exists()
