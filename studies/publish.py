@@ -23,7 +23,7 @@ from fcco_experiments.stats import paired, spread
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 RUNS, TABLE = "runs.jsonl.gz", "table.json"
 FACTS = ("revision", "python", "torch", "numpy", "fcco", "processor", "cores")
-_PLACES = ("--out", "--output", "--publish", "--cache", "--arrays", "--data-folder", "--commit")
+_PLACES = ("--out", "--cache", "--arrays", "--commit")  # of this machine; each with a value
 
 
 def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
@@ -39,10 +39,11 @@ def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
     program = Path(sys.argv[0])
     names = [program.parent.name, *([] if program.stem == "__main__" else [program.stem])]
     package = [program.parents[1].name] if program.stem == "__main__" else []
-    words, skip = [], False
-    for word in sys.argv[1:]:
-        own, skip = skip, word in _PLACES
-        if not own and word.partition("=")[0] not in _PLACES:
+    words, given = [], iter(sys.argv[1:])
+    for word in given:
+        if word in _PLACES:
+            next(given, None)
+        elif word != "--publish" and word.partition("=")[0] not in _PLACES:
             words.append(word)
     said = {"command": " ".join(["python -m", ".".join([*package, *names]), *words])}
     return said | {key: found[key] for key in FACTS} | ({"revision": commit} if commit else {})

@@ -423,8 +423,8 @@ class GroupDROTraining(BaseTraining):
             losses = cross_entropy(scores, own, reduction="none").double()
             return torch.stack([losses, (scores.argmax(1) == own).double()], 1)
 
-        given = self.config, self.samples, part.rows, self.device
-        return per_sample(*given, both, find_group()).T.cpu()
+        rows, ranks = part.rows, find_group()
+        return per_sample(self.config, self.samples, rows, self.device, both, ranks).T.cpu()
 
     def finish(self) -> Row:
         names = shown_names(self.train.group_names)

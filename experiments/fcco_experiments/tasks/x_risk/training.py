@@ -408,8 +408,8 @@ class XRiskTraining(BaseTraining):
         def own(inputs: Tensor, _: Tensor) -> Tensor:
             return self._scores(inputs).double().unsqueeze(1)
 
-        given = self.config, self.samples, part.rows, self.device
-        return per_sample(*given, own, find_group()).squeeze(1).cpu()
+        rows, ranks = part.rows, find_group()
+        return per_sample(self.config, self.samples, rows, self.device, own, ranks).squeeze(1).cpu()
 
     def finish(self) -> Row:
         part = self.parts["test"]
