@@ -54,7 +54,6 @@ LARGE = 1_000
 SLOW = 12.0
 """Seconds for a candidate in all rounds: slower ones are measured in fewer."""
 SYNTHETIC = ("--data", "synthetic")
-TARGET = {"method": "sonex", "device": "cpu", "runs": 20, "over_sequential": 4.0}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -124,7 +123,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     print(publish.plain(table(results)))
     return {
         "data": source, "threads": options.threads, "extrapolated": "runs_per_second",
-        "results": results, "target": target(results),
+        "results": results,
     }  # fmt: skip
 
 
@@ -210,16 +209,6 @@ def rows(timings: Timings, steps: int, modes: tuple[str, ...] | list[str]) -> di
             "over_processes": round(timings.ratio("processes", name), 3),
         }
     return found
-
-
-def target(results: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The ratio that the target is about, where it was measured."""
-    for each in results:
-        if all(each[key] == TARGET[key] for key in ("method", "device", "runs")):
-            modes = [r for n, r in each["rows"].items() if n in MODES["cpu"]]
-            reached = max(r["over_sequential"] for r in modes)
-            return {**TARGET, "reached": reached, "met": reached >= TARGET["over_sequential"]}
-    return None
 
 
 def table(results: list[dict[str, Any]]) -> list[list[str]]:

@@ -54,6 +54,21 @@ def steps(device: str) -> dict[str, dict[str, Any]]:
     return json.loads((DOCS / f"results/step-cost/{device}.json").read_text())["models"]
 
 
+def processes() -> list[list[str]]:
+    """What an objective adds to a step of DDP, as `benchmarks.processes` measured it."""
+    found = json.loads((DOCS / "results/step-cost/processes.json").read_text())["rows"]
+    names = {"mean": "mean of the losses", "groups": "`CVaRGroupDRO`", "limits": "`constrained`"}
+    head = ["processes", "objective", "messages a step", "bytes sent by each", "state, bytes"]
+    rows = [[*head, "step, ms", "added, ms"]]
+    plain = {r["processes"]: r["milliseconds"] for r in found if r["objective"] == "mean"}
+    for each in found:
+        took, size = each["milliseconds"], each["processes"]
+        counts = [f"{each[key]:,}" for key in ("messages", "bytes", "state")]
+        added = f"{took - plain[size]:.2f}" if each["objective"] != "mean" else ""
+        rows.append([str(size), names[each["objective"]], *counts, f"{took:.2f}", added])
+    return rows
+
+
 def model_name(key: str) -> str:
     """The name of a model of `benchmarks.overhead`."""
     first, _, compiled = key.partition(", ")
@@ -382,6 +397,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "settings-networks": settings_networks,
     "settings-shape": settings_shape,
     "settings-width": settings_width,
+    "processes": processes,
     "step-cost": step_cost,
     "step-cost-cpu": step_cost_cpu,
     "step-cost-gpu": step_cost_gpu,

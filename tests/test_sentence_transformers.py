@@ -381,14 +381,13 @@ def test_the_benchmark_runs(tmp_path, capsys):
     torch.save(content, tmp_path / "pairs.pt")
     out = tmp_path / "runs.jsonl"
     words = ["--quick", "--json", "--device", "cpu", "--epochs", "1", "--seeds", "1"]
-    words += ["--pairs", f"{tmp_path}/pairs.pt", "--out", str(out)]
+    words += ["--workers", "1", "--pairs", f"{tmp_path}/pairs.pt", "--out", str(out)]
     small_batches.main(words)
     first = capsys.readouterr()
     table = json.loads(first.out.splitlines()[-1])
     assert list(table) == ["memory, batch 32", "in-batch, batch 32", "in-batch, batch 256"]
     # A text and the same text: found by any model.
     assert all(row["recall@1"]["mean"] == 100 for row in table.values())
-    assert all(row["seconds per step"] > 0 for row in table.values())
     assert len(out.read_text().splitlines()) == 15
     small_batches.main(words)  # all runs are known
     assert not capsys.readouterr().err

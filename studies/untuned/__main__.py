@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from fcco_experiments import environment
 
+from studies import publish
 from studies.constrained import peers
-from studies.publish import finite
 from studies.runner import Job, Runner, available
 
 from . import alarms, calibration, constraints, groups, networks, tuned
@@ -384,7 +384,10 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="file with finished runs of all but ours")
     parser.add_argument("--gpu", action="store_true", help="also networks on a GPU")
     parser.add_argument("--record", action="store_true", help="write earlier.json, and stop")
+    parser.add_argument("--publish", action="store_true", help="write docs/results/untuned")
     options = parser.parse_args()
+    if options.publish:
+        publish.refuse_dirty(publish.about())
     options.workers = options.workers or (2 if options.quick else 1)
     if options.record:
         record(options)
@@ -400,8 +403,10 @@ def main() -> None:
     print("\n" + "\n".join(goals))
     if options.quick:
         print("(one seed: the spread over seeds is in the full run)")
+    if options.publish:
+        publish.write(publish.RESULTS / "untuned", found)
     if options.json:
-        print(json.dumps(finite(found)))
+        print(json.dumps(publish.finite(found)))
 
 
 def untouched(job: Job) -> bool:

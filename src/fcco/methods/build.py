@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import _checks
 from ..constraints import ConstrainedObjective
+from ..continual import ReferenceLosses
 from ..group_dro import GroupObjective
 from ..objective import Compositional
 from ..outer import AbstractOuter
@@ -29,6 +30,7 @@ def constrained(
     *,
     tolerance: Tolerance | None = None,
     margin: float = 0.0,
+    reference: ReferenceLosses | None = None,
     objective: AbstractTerm | None = None,
     process_group: Any = "auto",
     offload: bool = False,
@@ -57,6 +59,9 @@ def constrained(
         tolerance: one limit or one per constraint, where `limits` has none; 0 unless given.
         margin: train for that much less than an upper limit and more than a lower one (not for
             equalities).
+        reference: losses of another model on the rows that the limits are for. The limits are then
+            those of differences, "at most 0.02 worse than it", and a call names the rows:
+            `objective(function, index, rows=rows)`.
         objective: a coupled term of the objective, when g0 or a part of it is coupled too; its
             tracker and outer function are its own. The function then returns `{"objective":
             entries, "constraints": values}`, or `(loss, {...})`, and `index` is a dict likewise.
@@ -97,7 +102,7 @@ def constrained(
     term = chosen.term(Problem(model, int(number), bound, process_group))
     return ConstrainedObjective(
         model, chosen.stepped(optimizer, term), term, method=chosen.word, objective=objective,
-        process_group=process_group, offload=offload,
+        process_group=process_group, offload=offload, reference=reference,
     )  # fmt: skip
 
 
