@@ -222,6 +222,10 @@ class ConstraintTerm(AbstractTerm):
     def where_seen(self, rows: Tensor) -> Tensor:
         return torch.where(per_row(self.tracker.seen, rows), rows, torch.nan)
 
+    def group_weights(self) -> Tensor:
+        """The weight of each value in the gradient, NaN where never seen."""
+        return self.multipliers()
+
     def capped(self, values: Tensor | None) -> Tensor:
         """Which multipliers are the largest possible, at given values or the tracked ones."""
         return torch.zeros_like(self.tracker.seen)
