@@ -161,7 +161,7 @@ def test_scent(alpha):
     data, w, u, weights = TorchQuadratics(problem), start.copy(), {}, []
     for _ in range(60):
         sampled = problem.draw(rng, 3, 4)
-        value = {i: np.exp(np.array([problem.value(w, i, [b])[0] for b in batch]))
+        value = {i: np.exp(np.array([problem.value(w, i, np.array([b]))[0] for b in batch]))
                  for i, batch, _ in sampled}  # fmt: skip
         before = {i: u.get(i, value[i].mean()) for i in value}
         scale = gamma / (1 - gamma) / np.exp(np.median(np.log([*before.values()])))
@@ -172,7 +172,13 @@ def test_scent(alpha):
             weights.append(weight)
             u[i] = (1 - weight) * before[i] + weight * value[i].mean()
             for b, e in zip(batch, value[i], strict=True):
-                G += temperature * e / u[i] * problem.jacobian(w, i, [b])[0] / (3 * len(batch))
+                G += (
+                    temperature
+                    * e
+                    / u[i]
+                    * problem.jacobian(w, i, np.array([b]))[0]
+                    / (3 * len(batch))
+                )
         w = update(w, G)
         ids, samples = entries(problem.draw(ours, 3, 4), 1)
         take_step(objective, lambda i=ids, s=samples: data.values(model.w, i, s), ids)
