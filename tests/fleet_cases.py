@@ -197,7 +197,10 @@ VALUES = (table("u"),)
 TRACKED = (*VALUES, table("seen"))
 LEARNED = (
     *TRACKED,
-    *map(table, ("latest", "difference", "visits", "of_noise", "of_drift", "slow", "pooled")),
+    *map(
+        table,
+        ("latest", "difference", "visits", "of_noise", "of_drift", "slow", "before", "pooled"),
+    ),
 )
 DUAL = (("multiplier", lambda o: o.term.multiplier), ("last", lambda o: o.term.last))
 GROUPS = (("group_weights", lambda o: o.group_weights()), *VALUES)

@@ -70,7 +70,8 @@ def run(job: Job) -> dict[str, Any]:
     entry, problem, budget = ENTRIES[job.method], PROBLEMS[job.problem], Budget(**setting)
     if batch is None:
         return measure(entry, problem, budget, job.seed)
-    return cell(entry, problem, *batch, budget)
+    blocks, samples = batch
+    return cell(entry, problem, blocks, samples, budget)
 
 
 def collect(raced: Sequence[tuple[Job, Any]], scaled: Sequence[tuple[Job, Any]]) -> dict[str, Any]:

@@ -155,8 +155,6 @@ class RobustTrainer(Trainer):
             f"train_sampling_strategy={order!r}": ours and order != "random",
             "accelerator_config.split_batches": ours and accelerator.split_batches,
             "groups_per_batch": not ours and groups_per_batch is not None,
-            "fsdp": self.is_fsdp_enabled,
-            "deepspeed": self.is_deepspeed_enabled,
             "nn.DataParallel": args.n_gpu > 1,
         }
         for name in (name for name, given in ignored.items() if given):
@@ -171,18 +169,37 @@ class RobustTrainer(Trainer):
         """Make the optimizer, and the objective on it; load the objective of a checkpoint."""
         super().create_optimizer(*args, **kwargs)
         distributed = self.args.parallel_mode == ParallelMode.DISTRIBUTED
-        if distributed and self.model_wrapped is self.model:
+        if distributed and not self._shards and self.model_wrapped is self.model:
             # Now rather than a little later: an objective that evaluates at w_{t-1} must know the
             # DDP module, whose flags such a pass changes.
             self.model_wrapped = self.accelerator.prepare(self.model)
         objective: Any = self.objective
         if objective is None or unwrap(objective.optimizer) is not unwrap(self.optimizer):
             objective = self._built(self._factory(self.model_wrapped, self.optimizer))
+            if self._shards:  # the model may be moved later
+                self._refuse_second_pass(objective)
+                objective.to(self.args.device)
             # Methods with a double loop, or that switch, have an optimizer around the given one.
             self.objective, self.optimizer = objective, objective.optimizer  # type: ignore
         if self._saved is not None:
             objective.load_state_dict(self._saved["objective"])
+            self._restore(self._saved)
         return self.optimizer
+
+    @property
+    def _shards(self) -> bool:
+        """Whether parameters are divided over processes, and replaced after `create_optimizer`."""
+        return self.is_fsdp_enabled or self.is_deepspeed_enabled
+
+    def _refuse_second_pass(self, objective: Compositional) -> None:
+        wraps = objective.optimizer is not self.optimizer
+        if wraps or objective.previous is not None:
+            raise ValueError(
+                f"`RobustTrainer(objective=...)`: the method {objective.method!r} "
+                f"{'has an optimizer of its own' if wraps else 'evaluates at earlier weights'}, "
+                "which FSDP and DeepSpeed replace; the defaults of `constrained` and "
+                "`CVaRGroupDRO` do not."
+            )
 
     def _built(self, objective: Any) -> Compositional:
         call = "`RobustTrainer(objective=...)` must return"
@@ -220,7 +237,7 @@ class RobustTrainer(Trainer):
 
         def result(inputs: Mapping[str, Any] = inputs) -> Any:
             nonlocal outputs
-            outputs = model(**{k: v for k, v in inputs.items() if k not in self._columns})
+            outputs = self._outputs(model, inputs)
             return (self._losses or self._default_losses)(outputs, inputs)
 
         if model.training and torch.is_grad_enabled():
@@ -231,6 +248,9 @@ class RobustTrainer(Trainer):
                 loss = values.value if isinstance(values, Measured) else values
             loss = loss.mean()
         return (loss, outputs) if return_outputs else loss
+
+    def _outputs(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+        return model(**{k: v for k, v in inputs.items() if k not in self._columns})
 
     def _training_loss(
         self, result: Callable[[Any], Any], inputs: dict[str, Any], groups: Any
@@ -392,8 +412,15 @@ class RobustTrainer(Trainer):
         resumable = self.is_in_train and not self.args.save_only_model
         if self.objective is not None and self.args.should_save and resumable:
             state = {"objective": self.objective.state_dict(), "batches": self._batches}
+            state |= self._kept()
             folder: Any = output_dir or self.args.output_dir
             torch.save(state, Path(folder) / FILE)
+
+    def _kept(self) -> dict[str, Any]:
+        """What a subclass keeps in a checkpoint beside the objective; `_restore` reads it."""
+        return {}
+
+    def _restore(self, state: Mapping[str, Any]) -> None: ...
 
     @property
     def _batches(self) -> dict[str, Any]:
@@ -444,8 +471,12 @@ class RobustTrainer(Trainer):
         objective = self.objective if "loss" in logs else None
         report = None if objective is None else report_of(objective)
         if report is not None:
-            logs |= log_values(report)
+            logs |= self._figures(report)
         super().log(logs, *args, **kwargs)
+
+
+    def _figures(self, report: Any) -> dict[str, float]:
+        return log_values(report)
 
 
 def classification_losses(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
