@@ -15,7 +15,6 @@ from .. import _checks
 from .._distributed import find_group
 from .._files import atomic
 from .._state import KeepsPrecision
-from ..terms.limits import ConstraintTerm
 
 
 class Mixture(KeepsPrecision):
@@ -62,7 +61,7 @@ class Mixture(KeepsPrecision):
         term, own = objective.term, dict(loss or {})
         for name, share in own.items():
             _checks.at_least("Mixture", f"loss[{name!r}]", share, 0.0)
-        if not sum(own.values()) and (own or isinstance(term, ConstraintTerm)):
+        if not sum(own.values()) and (own or term.beside_loss):
             raise ValueError(
                 "`Mixture(loss=...)` must say whose loss the limits stand beside, by name: "
                 "{'target': 1.0}, or the shares of several."

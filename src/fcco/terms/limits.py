@@ -191,6 +191,7 @@ class ConstraintTerm(AbstractTerm):
         limits: `tolerance`, `margin` and `names`, see `Limits`.
     """
 
+    beside_loss = True
     integrates: ClassVar[bool] = False  # multipliers grow with every step of an excess
 
     def __init__(self, tracker: InnerTracker, **limits: Any) -> None:
