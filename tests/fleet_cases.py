@@ -505,6 +505,7 @@ CASES: dict[str, Case] = {
     "ooa-tracked": Case(
         tracked_weights, of=(("group_weights", lambda o: o.term.weights), *VALUES), **GROUPED
     ),
+    "ctc-dro": Case(online(adam, gamma=0.4, offset=0.5), of=GROUPS, **GROUPED),
     "ooa-batch": Case(online(adam, scaling="batch"), of=GROUPS, **GROUPED),
     "cvar-annealed-old": Case(cvar(momentum, smoothing=falling, read="old"), of=TRACKED, **GROUPED),
     "cvar-annealed-new": Case(cvar(momentum, smoothing=falling, read="new"), of=THRESHOLD,

@@ -150,6 +150,30 @@ def log_track(
     return before, after if seen is None else where(seen, after, fresh)
 
 
+def scent_track(
+    old: Array, seen: Any, fresh: Array, _: Any, gamma: Number, __: Any, middle: Any = None
+) -> tuple[Array, Array]:
+    r"""SCENT's update of u = exp(nu): each block has a weight of its own.
+
+    .. math::
+        \gamma_i = \sigma(\log\alpha + \nu_i), \qquad
+        \log\alpha = \log\tfrac{\gamma}{1-\gamma} - \text{middle}
+
+    Args:
+        old: nu, and the other arguments, as in `log_track`.
+        gamma: the weight of a block in the middle.
+        middle: where that is; the median of the blocks unless given.
+    """
+    xp: Any = torch if isinstance(old, Tensor) else np
+    before = old if seen is None else where(seen, old, fresh)
+    if middle is None:
+        middle = xp.quantile(before, 0.5)
+    logit = before - middle + (_log(gamma) - _log(1 - gamma))
+    kept = xp.logaddexp(0 * logit, logit)  # -log(1 - gamma_i)
+    after = xp.logaddexp(before - kept, fresh + logit - kept)
+    return before, after if seen is None else where(seen, after, fresh)
+
+
 def _log(weight: Number) -> Number:
     if isinstance(weight, Tensor):
         return weight.log()
