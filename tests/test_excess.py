@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,12 @@ def losses(model: nn.Module, rows: Tensor) -> Tensor:
 
 def weights_of(model: nn.Linear) -> np.ndarray:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
+
+
+def gradient_of(model: nn.Linear) -> np.ndarray:
+    return torch.cat(
+        [torch.zeros(0) if p.grad is None else p.grad.flatten() for p in model.parameters()]
+    ).numpy()
 
 
 def batches(number: int = 25) -> list[Tensor]:
@@ -123,13 +130,13 @@ def test_tokens_weigh_the_rows_also_over_several_calls(calls, overlapping, numpy
         loss = objective(lambda p=part: losses(model, p), given[part], rows=part)
     if calls == 1:
         loss.backward()
-        found = torch.cat([p.grad.flatten() for p in model.parameters()]).numpy()
+        found = gradient_of(model)
         model.zero_grad()
         parts = losses(model, rows)
         weight = TOKENS[rows][:, None] * member[rows]
         means = (weight * parts[:, None]).sum(0) / weight.sum(0)
         means.mean().backward()
-        expected = torch.cat([p.grad.flatten() for p in model.parameters()]).numpy()
+        expected = gradient_of(model)
         np.testing.assert_allclose(found, expected, atol=1e-13)
     difference = (losses(model, rows).detach() - OLD[rows]).numpy()
     objective.close()
@@ -159,12 +166,12 @@ def test_an_independent_batch_has_rows_of_its_own():
         lambda: losses(model, rows), GROUP[rows], rows=rows,
         gradient=lambda: losses(model, other), gradient_index=GROUP[other], gradient_rows=other,
     ).backward()  # fmt: skip
-    found = torch.cat([p.grad.flatten() for p in model.parameters()]).numpy()
+    found = gradient_of(model)
     optimizer.step()
     model, _ = make()
     weight = TOKENS[other][:, None] * torch.nn.functional.one_hot(GROUP[other])
     ((weight * losses(model, other)[:, None]).sum(0) / weight.sum(0)).mean().backward()
-    expected = torch.cat([p.grad.flatten() for p in model.parameters()]).numpy()
+    expected = gradient_of(model)
     np.testing.assert_allclose(found, expected, atol=1e-13)
     difference = (losses(model, rows).detach() - OLD[rows]).numpy()
     expected = by_tokens(rows, difference, np.eye(GROUPS)[GROUP[rows].numpy()])
@@ -244,3 +251,82 @@ def test_wrong_references_are_refused():
     )
     with pytest.raises(fcco.fleet.Unsupported, match="reference"):
         fcco.fleet.signature_of(member)
+
+
+# Mixtures.
+
+
+def train(objective: Any, model: nn.Module, steps: list[Tensor], mixture: Any) -> list[np.ndarray]:
+    """The gradient weights of each step, by hand from what the objective reports."""
+    shares, optimizer = [], objective.optimizer
+    for rows in steps:
+
+        def function(rows=rows):
+            values = losses(model, rows)
+            if isinstance(objective, fcco.constraints.ConstrainedObjective):
+                return values.mean(), values
+            return values
+
+        optimizer.zero_grad()
+        objective(function, GROUP[rows], rows=rows).backward()
+        optimizer.step()
+        mixture.update()
+        found = objective.term.group_weights().numpy()
+        shares.append(found)
+    return shares
+
+
+def test_a_mixture_is_the_average_of_the_group_weights(tmp_path):
+    model, optimizer = make()
+    reference = ReferenceLosses(OLD, TOKENS)
+    objective = fcco.CVaRGroupDRO(
+        model, optimizer, ratio=0.5, names=NAMES, reference=reference, smoothing=0.1, gamma=0.3
+    )
+    mixture = fcco.groups.Mixture(objective)
+    with pytest.raises(ValueError, match="no `update"):
+        mixture.shares()
+    steps = [torch.arange(8)[GROUP[:8] < 2], *batches()]  # two groups are not there at first
+    shares = [each / each.sum() for each in train(objective, model, steps, mixture)]
+    assert np.isnan(shares[0]).any()
+    shares = [each for each in shares if not np.isnan(each).any()]
+    mixture.save(tmp_path / "mixture.json")
+    saved = json.loads((tmp_path / "mixture.json").read_text())
+    assert tuple(saved) == NAMES
+    np.testing.assert_allclose([*saved.values()], np.mean(shares, 0), atol=1e-12)
+    assert np.ptp(np.mean(shares, 0)) > 0.1
+
+
+def test_a_mixture_of_limits_adds_the_multipliers_to_the_loss():
+    model, optimizer = make()
+    reference = ReferenceLosses(losses(model, torch.arange(ROWS)).detach() - 0.5)
+    objective = BUILDERS["limits"](model, optimizer, reference=reference)
+    base = {"target": 3.0, "fr": 1.0}
+    mixture = fcco.groups.Mixture(objective, base)
+    by_hand = []
+    for weights in train(objective, model, batches(60), mixture):
+        total = np.append(np.maximum(weights, 0), 0) + np.array([0, 0, 0.25, 0, 0.75])
+        by_hand.append(total / total.sum())
+    known = [each for each in by_hand if not np.isnan(each).any()]
+    assert max(each[0] for each in known) > 0.01, "limits that are violated have multipliers"
+    shares = mixture.shares()
+    assert tuple(shares) == (*NAMES, "target")
+    np.testing.assert_allclose([*shares.values()], np.mean(known, 0), atol=1e-12)
+    with pytest.raises(ValueError, match="whose loss"):
+        fcco.groups.Mixture(objective)
+
+
+def test_a_mixture_resumes():
+    model, optimizer = make()
+    objective = BUILDERS["cvar"](model, optimizer, reference=ReferenceLosses(OLD))
+    whole, first = fcco.groups.Mixture(objective), fcco.groups.Mixture(objective)
+    train(objective, model, batches(9), first)
+    second = fcco.groups.Mixture(objective)
+    second.load_state_dict(first.state_dict())
+    whole.load_state_dict(first.state_dict())
+    rest = batches(15)
+    both = torch.nn.ModuleList([second, whole])
+    assert not any("term" in key for key in both.state_dict())
+    for rows in rest:
+        train(objective, model, [rows], second)
+        whole.update()
+    assert whole.shares() == second.shares() != first.shares()

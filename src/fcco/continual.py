@@ -41,6 +41,7 @@ class ReferenceLosses(KeepsPrecision):
         tokens: number of tokens of each sample, shape (N,), where its loss is their mean.
 
     Example:
+        >>> import fcco, torch
         >>> old = fcco.ReferenceLosses(torch.tensor([0.5, 0.2, 0.9]))
         >>> old.paired(lambda: torch.tensor([1.0, 0.5]), rows=[2, 0])()
         tensor([0.1000, 0.0000])

@@ -383,7 +383,7 @@ class _Facts:
         if self.tracker.estimate is None:
             return None
         known = Pooled(*self.tracker.estimate.pooled.tolist())
-        return known.noise_and_drift() if known.steps >= 20 else None
+        return known.noise_and_drift()[:2] if known.steps >= 20 else None
 
     @cached_property
     def violated(self) -> list[Row]:

@@ -146,6 +146,37 @@ def ooa(
     **settings: Any,
 ) -> GroupObjective:
     """The worst of `num_groups` groups by `Ooa`, with its settings."""
-    _checks.integer("ooa", "num_groups", num_groups, 1)
-    term = settings_of("ooa", "ooa", settings).term(Problem(model, num_groups))
+    term = _term("ooa", "num_groups", model, num_groups, settings)
     return GroupObjective(model, optimizer, term, process_group=process_group)
+
+
+def ctc_dro(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    num_groups: int,
+    *,
+    process_group: Any = "auto",
+    **settings: Any,
+) -> GroupObjective:
+    """The worst of `num_groups` groups by `CtcDro`, with its settings."""
+    term = _term("ctc-dro", "num_groups", model, num_groups, settings)
+    return GroupObjective(model, optimizer, term, process_group=process_group)
+
+
+def scent(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    num_inner: int,
+    *,
+    process_group: Any = "auto",
+    **settings: Any,
+) -> Compositional:
+    """The log-mean-exp of `num_inner` blocks by `Scent`, with its settings."""
+    term = _term("scent", "num_inner", model, num_inner, settings)
+    return Compositional(model, optimizer, term, process_group=process_group)
+
+
+def _term(word: str, name: str, model: nn.Module, number: int, settings: Mapping[str, Any]) -> Any:
+    call = word.replace("-", "_")
+    _checks.integer(call, name, number, 1)
+    return settings_of(call, word, settings).term(Problem(model, number))
