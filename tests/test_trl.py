@@ -12,18 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("trl", exc_type=ImportError)
 datasets = pytest.importorskip("datasets")
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from trl import SFTConfig  # noqa: E402
+from trl import SFTConfig, SFTTrainer  # noqa: E402
 
 from fcco.integrations import trl as ours  # noqa: E402
 from fcco.integrations.trl import NoRegressionTrainer  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::Warning:(accelerate|transformers|datasets|trl|peft|fsspec)"),
+    pytest.mark.filterwarnings(
+        "ignore::Warning:(accelerate|transformers|datasets|trl|peft|fsspec)"
+    ),
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
     pytest.mark.usefixtures("quick_collections"),
 ]
@@ -88,6 +91,11 @@ def state(run: Any) -> dict[str, Any]:
     return {k: v for k, v in run.objective.state_dict().items() if isinstance(v, torch.Tensor)}
 
 
+def distance_to_start(run: Any) -> float:
+    pairs = zip(weights(run), llama().parameters(), strict=True)
+    return max(float((a - b.detach()).abs().max()) for a, b in pairs)
+
+
 def text_losses(model: Any, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Sum of the losses of each text alone, and its tokens, by NumPy from the logits."""
     sums, counts = [], []
@@ -138,32 +146,28 @@ def test_values_are_differences_averaged_by_tokens(tmp_path, options):
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-class Losses(transformers.TrainerCallback):
-    """The target's loss of each step, by hand from the model that the step found."""
-
-    def __init__(self) -> None:
-        self.logged: list[float] = []
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if "target_loss" in logs:
-            self.logged.append(logs["target_loss"])
-
-
 def test_accumulation_equals_one_large_batch(tmp_path):
-    """While the multipliers are zero to the last digits; the state always pools all batches.
+    """With texts of unequal length, in the steps that only measure.
 
-    Later a micro-batch has multipliers that know those before it, not those after.
+    Later a micro-batch has multipliers that know those before it, not those after; the state pools
+    all of them.
     """
-    results = []
-    for size, parts in ((24, 1), (8, 3)):
-        losses = Losses()
-        run = trainer(
-            tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=parts,
-            max_steps=8, logging_steps=1, logging_strategy="steps", num_train_epochs=9,
-        )  # fmt: skip
-        batches = iter(large_batches(run, 24, 8))
-        run._get_train_sampler = None  # type: ignore[assignment]
-        results.append((run, losses, batches))
+    options = {"num_train_epochs": 1, "train_dataset": rows(64, 26, 0)}  # 8 steps
+    options |= {"optim": "sgd", "learning_rate": 0.3}
+    parts = trainer(tmp_path, gradient_accumulation_steps=2, **options)
+    whole = trainer(tmp_path, per_device_train_batch_size=2 * BATCH, **options)
+    loader = parts.get_train_dataloader()
+    small = [*loader.batch_sampler]  # type: ignore[misc]
+    both = [one + two for one, two in zip(small[::2], small[1::2], strict=True)]
+    whole.get_train_dataloader = lambda: DataLoader(  # type: ignore[method-assign]
+        loader.dataset, batch_sampler=both, collate_fn=loader.collate_fn
+    )
+    parts.train()
+    whole.train()
+    assert max(map(distance_to_start, (parts, whole))) > 0.1
+    torch.testing.assert_close(weights(parts), weights(whole), rtol=0, atol=1e-6)
+    assert parts.objective.term.tracker.rows.abs().max() > 0.01  # type: ignore[union-attr]
+    torch.testing.assert_close(state(parts), state(whole), rtol=1e-3, atol=1e-5)
 
 
 def test_resume_in_mid_epoch_is_exact(tmp_path):
@@ -179,3 +183,179 @@ def test_resume_in_mid_epoch_is_exact(tmp_path):
     for name, value in state(whole).items():
         assert torch.equal(value, state(part)[name]), name
     assert torch.equal(whole.references.value, part.references.value)  # type: ignore[union-attr]
+
+
+def test_guarded_sets_are_kept_and_the_target_is_learned(tmp_path):
+    """On the sets themselves, by hand; plain training breaks all limits."""
+    options = {"learning_rate": 0.005, "max_steps": 120, "lr_scheduler_type": "linear"}
+    config = SFTConfig(
+        str(tmp_path), per_device_train_batch_size=4, report_to=[], use_cpu=True, bf16=False,
+        disable_tqdm=True, save_strategy="no", logging_strategy="no", seed=3, **options,
+    )  # fmt: skip
+    plain = SFTTrainer(llama(), config, train_dataset=target(), processing_class=tokenizer())
+    run = trainer(tmp_path, tolerance={"law": 0.02, "code": 0.02, "news": 0.3}, **options)
+    plain.train()
+    run.train()
+    learned = [by_hand(llama(), each.model, target()["text"]) for each in (plain, run)]
+    assert learned[0] < learned[1] < -0.5
+    limits = dict(run.objective._own_limits())  # type: ignore[union-attr]
+    assert limits == pytest.approx({"law": 0.02, "code": 0.02, "news": 0.3})
+    for name, limit in limits.items():
+        assert by_hand(llama(), plain.model, guarded()[name]["text"]) > 0.3
+        assert by_hand(llama(), run.model, guarded()[name]["text"]) < limit + 0.02
+
+
+def test_log_and_report(tmp_path):
+    """The first step holds all rows once: its target loss is that of the model before."""
+    run = trainer(
+        tmp_path, per_device_train_batch_size=2 * TARGET, logging_steps=1, max_steps=12,
+        logging_strategy="steps", tolerance=0.05,
+    )  # fmt: skip
+    run.train()
+    logs = [each for each in run.state.log_history if "loss" in each]
+    sums, tokens = text_losses(llama(), target()["text"])
+    assert logs[0]["target_loss"] == pytest.approx(sums.sum() / tokens.sum(), rel=1e-5)
+    last, report = logs[-1], run.report()
+    assert [row.name for row in report.rows] == sorted(SIZES)
+    for row in report.rows:
+        assert last[f"rise/{row.name}"] == pytest.approx(row.value)
+        assert last[f"rise_error/{row.name}"] == pytest.approx(row.error)
+        assert last[f"multiplier/{row.name}"] == pytest.approx(row.weight)
+        assert last[f"limit/{row.name}"] == pytest.approx(0.05)
+
+
+def test_lora_bfloat16_checkpointing_and_evaluation(tmp_path):
+    peft = pytest.importorskip("peft")
+    run = trainer(
+        tmp_path, bf16=True, gradient_checkpointing=True, max_steps=3, eval_dataset=target(),
+        peft_config=peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"),
+        per_device_eval_batch_size=TARGET,
+    )  # fmt: skip
+    sums, tokens = text_losses(llama(), target()["text"])
+    before = run.evaluate()["eval_loss"]
+    assert before == pytest.approx(sums.sum() / tokens.sum(), rel=0.01)
+    run.train()
+    assert run.evaluate()["eval_loss"] < before
+    named: Any = dict(run.model.named_parameters())  # type: ignore[union-attr]
+    moved = [name for name, p in named.items() if "lora_B" in name and p.abs().max() > 0]
+    assert moved and not any(p.requires_grad for name, p in named.items() if "lora" not in name)
+    texts = [text for name in sorted(SIZES) for text in guarded()[name]["text"]]
+    old, tokens = text_losses(llama(), texts)
+    kept: Any = run.references
+    np.testing.assert_allclose(sorted(kept.value), sorted(old / tokens), rtol=0.02)
+
+
+def test_losses_of_the_model_before_are_kept(tmp_path):
+    found = []
+    for _ in range(2):
+        run = trainer(tmp_path, max_steps=1, cache=tmp_path / "kept")
+        run.train()
+        found.append(run.references.value)  # type: ignore[union-attr]
+        (file,) = (tmp_path / "kept").iterdir()
+        found.append(file.stat().st_mtime_ns)
+    assert torch.equal(found[0], found[2]) and found[1] == found[3]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"guarded": {}}, TypeError, "dict of datasets by name"),
+        ({"guarded": [1]}, TypeError, "dict of datasets by name, but is: list"),
+        ({"tolerance": {"law": 0.1}}, ValueError, "must have the names of `guarded`"),
+        ({"tolerance": math.nan}, ValueError, "tolerance"),
+        ({"guarded_share": 1.0}, ValueError, "guarded_share"),
+        ({"guarded": {"law": rows(2, 0, 0).to_iterable_dataset()}}, TypeError, r"guarded\['law'\]"),
+        ({"loss_type": "dft"}, ValueError, "loss_type"),
+        ({"train_dataset": datasets.Dataset.from_dict({"input_ids": [[3, 4]], "labels": [[3, 4]]}),
+          "dataset_kwargs": {"skip_prepare_dataset": True}}, ValueError, "skip_prepare_dataset"),
+    ],
+)  # fmt: skip
+def test_refuses(tmp_path, options, error, reason):
+    with pytest.raises(error, match=reason):
+        trainer(tmp_path, **options)
+
+
+# --- two processes ------------------------------------------------------------------------------
+
+SHARED = {
+    "max_steps": 14, "gradient_accumulation_steps": 2, "learning_rate": 0.003,
+    "optim": "adamw_torch",
+}  # fmt: skip
+
+
+def on_the_cpu(make: Any) -> Any:
+    """Accelerate shards on devices alone, and silently takes DDP on a CPU; torch can do both."""
+
+    def create(self: Any) -> None:
+        from accelerate.state import PartialState
+        from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+        make(self)
+        state = self.accelerator.state
+        state.distributed_type = DistributedType.FSDP
+        state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        self.is_fsdp_enabled = True
+
+    return create
+
+
+def worker(kind: str, out: str) -> None:
+    """Each rank has half of the batch."""
+    options = SHARED | {"per_device_train_batch_size": BATCH // 2}
+    if kind == "fsdp2":
+        layer = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+        options |= {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2} | layer}
+        made = NoRegressionTrainer.create_accelerator_and_postprocess
+        NoRegressionTrainer.create_accelerator_and_postprocess = on_the_cpu(made)  # type: ignore
+    elif kind != "ddp":
+        auto = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+        stage = {"zero_optimization": {"stage": int(kind[-1])}}
+        options |= {"deepspeed": stage | dict.fromkeys(auto, "auto")}
+    run = trainer(Path(out).parent, **options)
+    run.train()
+    run.objective.state_dict()  # type: ignore[union-attr]
+    model: Any = run.model
+    found = {}
+    for name, p in model.named_parameters():
+        if kind == "fsdp2":
+            assert p.to_local().numel() < p.numel()
+            found[name] = p.full_tensor().detach()
+        elif kind == "zero3":
+            import deepspeed
+
+            with deepspeed.zero.GatheredParameters([p]):
+                found[name] = p.detach().clone()
+        else:
+            found[name] = p.detach()
+    torch.save((found, state(run)), f"{out}{os.environ['RANK']}")
+    sys.stdout.flush()
+    os._exit(0)  # a thread of DDP may abort the interpreter's own shutdown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
+def test_two_processes_equal_one(tmp_path, kind):
+    """Also with parameters in shards, and with multipliers that are no longer zero."""
+    if "zero" in kind:
+        pytest.importorskip("deepspeed")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launch, __file__, kind, str(tmp_path / "out")]
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu",
+    }  # fmt: skip
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one = trainer(tmp_path, **SHARED)
+    one.train()
+    assert state(one)["terms.inner.multiplier"].max() > 0.01
+    expected: Any = {name: p.detach() for name, p in one.model.named_parameters()}  # type: ignore
+    for rank in range(2):
+        found, own = torch.load(f"{tmp_path / 'out'}{rank}")
+        found = {name.removeprefix("module."): value for name, value in found.items()}
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+        torch.testing.assert_close(own, state(one), rtol=1e-3, atol=2e-5)
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])

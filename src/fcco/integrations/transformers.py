@@ -474,7 +474,6 @@ class RobustTrainer(Trainer):
             logs |= self._figures(report)
         super().log(logs, *args, **kwargs)
 
-
     def _figures(self, report: Any) -> dict[str, float]:
         return log_values(report)
 

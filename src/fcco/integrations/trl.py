@@ -107,8 +107,8 @@ class NoRegressionTrainer(RobustTrainer, SFTTrainer):
         prepared = super()._prepare_dataset(dataset, *options)
         if self._first is not None:  # for evaluations
             return prepared
-        self._first = len(prepared)
         parts = [_with_columns(prepared, None, 0)]
+        self._first = len(parts[0])
         for name, given in self._guarded.items():
             each = super()._prepare_dataset(given, *options[:-1], f"guarded {name}")
             place = sum(map(len, parts)) - self._first

@@ -394,9 +394,9 @@ class GroupDROTraining(BaseTraining):
         row, losses, config = Row(), {}, self.config
         with self.evaluating():
             for name, part in self.parts.items():
-                samples = self._sample_figures(part)
+                loss, right = self._sample_figures(part)
                 found, losses[name] = figures(
-                    PART_KEYS[name], part, *samples, config.ratio, self.summary
+                    PART_KEYS[name], part, loss, right, config.ratio, self.summary
                 )
                 row |= found
         true, objective = losses["train"], self.built.objective
