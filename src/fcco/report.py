@@ -532,7 +532,7 @@ def _same_within_groups(facts: _Facts) -> _Found:
     blocks, losses = entries.blocks.as_tensors(), tensor(entries.fresh).double()
     mean = blocks.sums(losses) / blocks.counts
     spread, size = (losses - blocks.of_entries(mean)).square().sum(), losses.square().mean()
-    if len(mean) < 2 or spread >= 1e-4 * size * (blocks.counts - 1).sum():
+    if len(mean) < 2 or spread >= 1e-4 * size * (len(losses) - len(mean)):
         return None
     return {"where": f"{mean.mean():.3g}"}
 

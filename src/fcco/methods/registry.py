@@ -67,7 +67,7 @@ ROWS = (
     Method(tracked.CtcDro, ("groups",), False, "group DRO puts all weight on the noisiest group",
            "Bartelds et al. 2026"),
     Method(tracked.Scent, ("general",), False, "f is log-mean-exp, with many blocks",
-           "SCENT 2026"),
+           "Wei et al. 2026"),
     Method(tracked.HingePenalty, _LIMITS, True, "you compare with SONX on a penalty",
            "Yang et al. 2025"),
     Method(tracked.SquaredHingePenalty, _LIMITS, False, "you compare with work on forgetting",

@@ -455,8 +455,8 @@ class Scent(TrackedSettings):
         alpha: a number in its place, as in the paper.
 
     References:
-        SCENT, 2026 (arXiv:2602.02877); the step size of a block is that of a proximal step in the
-        geometry of the dual variable log u.
+        X. Wei, L. Zhou, B. Wang, C.-J. Lin and T. Yang, 2026 (arXiv:2602.02877): a proximal step
+        on the dual variable log u, in a geometry of its own.
     """
 
     temperature: float = 1.0
