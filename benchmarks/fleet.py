@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fcco_experiments import environment
 from fcco_experiments.run import fleets
 from fcco_experiments.tasks.fairness import FairnessProblem
+
+from studies import publish
 
 from .fleet_cases import (
     ADULT,
@@ -53,7 +54,6 @@ LARGE = 1_000
 SLOW = 12.0
 """Seconds for a candidate in all rounds: slower ones are measured in fewer."""
 SYNTHETIC = ("--data", "synthetic")
-TARGET = {"method": "sonex", "device": "cpu", "runs": 20, "over_sequential": 4.0}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -62,32 +62,35 @@ def main(arguments: list[str] | None = None) -> None:
         options.sizes, options.methods, options.rounds = "1,20", "sonex", 3
         options.generated, options.limit, options.epochs = 2000, 4, 2
     options.threads = options.threads or torch.get_num_threads()
-    told: dict[str, Any] = {"machine": environment.describe("cpu"), "torch": torch.__version__}
-    if options.grid:
-        told["grid"] = whole_grid(options)
-        print(grid_line(told["grid"]))
-    else:
-        told |= speed(options)
+    gpu = options.device != "cpu" and torch.cuda.is_available()
+    about = publish.about("cuda" if gpu else "cpu", options.commit)
+    told = {"grid": whole_grid(options)} if options.grid else speed(options)
+    if options.publish:
+        folder = "fleet-grid" if options.grid else f"fleet-speed-{options.device}"
+        publish.write(publish.RESULTS / folder, told, commit=options.commit)
     if options.json:
-        print(json.dumps(told))
+        print(json.dumps({"meta": about, **told}))
 
 
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    found.add_argument("--json", action="store_true", help="last line: one JSON object")
-    found.add_argument("--quick", action="store_true", help="two sizes, one method, generated data")
-    found.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    found.add_argument("--sizes", default=",".join(map(str, SIZES)), help="runs of a fleet: 1,20")
-    found.add_argument("--methods", default=",".join(METHODS))
-    found.add_argument("--modes", default=None, help="of the fleet: eager,traced")
-    found.add_argument("--seconds", type=float, default=0.4, help="of one measurement")
-    found.add_argument("--rounds", type=int, default=5)
-    found.add_argument("--threads", type=int, default=None, help="of a fleet on the CPU")
-    found.add_argument("--processes", type=int, default=None, help="one per core unless given")
-    found.add_argument("--generated", type=int, default=None, metavar="ROWS", help="no Adult")
-    found.add_argument("--grid", action="store_true", help="the paper's ALEXR2 grid, end to end")
-    found.add_argument("--limit", type=int, default=None, help="settings of the grid")
-    found.add_argument("--epochs", type=int, default=60)
+    add = found.add_argument
+    add("--json", action="store_true", help="last line: one JSON object")
+    add("--quick", action="store_true", help="two sizes, one method, generated data")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add("--sizes", default=",".join(map(str, SIZES)), help="runs of a fleet: 1,20")
+    add("--methods", default=",".join(METHODS))
+    add("--modes", default=None, help="of the fleet: eager,traced")
+    add("--seconds", type=float, default=0.4, help="of one measurement")
+    add("--rounds", type=int, default=5)
+    add("--threads", type=int, default=None, help="of a fleet on the CPU")
+    add("--processes", type=int, default=None, help="one per core unless given")
+    add("--generated", type=int, default=None, metavar="ROWS", help="no Adult")
+    add("--grid", action="store_true", help="the paper's ALEXR2 grid, end to end")
+    add("--publish", action="store_true", help="write docs/results")
+    add("--commit", help="of the code, where git is not at hand")
+    add("--limit", type=int, default=None, help="settings of the grid")
+    add("--epochs", type=int, default=60)
     return found
 
 
@@ -112,22 +115,16 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
         generated = None if shape is None else tuple(shape.items())
         case = Case(word, epochs=options.epochs, generated=generated)
         problem, processes = case.problem(), Processes(case, options.processes)
-        print(f"{word}: {len(processes.workers)} processes")
         for device in devices:
-            print(header(device))
             for size in map(int, options.sizes.split(",")):
                 print(f"{word}, {device}: {size} runs", file=sys.stderr, flush=True)
                 results.append(measure(case, problem, size, device, processes, options))
-                print(lines(results[-1]), flush=True)
         processes.close()
-    cuda = torch.cuda.get_device_name() if "cuda" in devices else None
-    facts = {"data": source, "gpu": cuda, "threads": options.threads}
+    print(publish.plain(table(results)))
     return {
-        **facts,
-        "extrapolated": "runs_per_second",
+        "data": source, "threads": options.threads, "extrapolated": "runs_per_second",
         "results": results,
-        "target": target(results),
-    }
+    }  # fmt: skip
 
 
 def measure(
@@ -214,39 +211,23 @@ def rows(timings: Timings, steps: int, modes: tuple[str, ...] | list[str]) -> di
     return found
 
 
-def target(results: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The ratio that the target is about, where it was measured."""
-    for each in results:
-        if all(each[key] == TARGET[key] for key in ("method", "device", "runs")):
-            modes = [r for n, r in each["rows"].items() if n in MODES["cpu"]]
-            reached = max(r["over_sequential"] for r in modes)
-            return {**TARGET, "reached": reached, "met": reached >= TARGET["over_sequential"]}
-    return None
-
-
-NAMES = ("sequential", "processes", *MODES["cuda"], *FLOOR)
-
-
-def header(device: str) -> str:
-    """Two lines above the sizes."""
-    above = f"{device}: runs per second (times sequential); floor: share of the best mode's time"
-    return above + "\n" + f"{'runs':>8}" + "".join(f"{name:>18}" for name in NAMES)
-
-
-def lines(result: dict[str, Any]) -> str:
-    """One line for a size."""
-    cells = []
-    for name in NAMES:
-        row = result["rows"].get(name)
-        if row is None:
-            cells.append("-")
-        elif name in FLOOR:
-            cells.append(f"{row['share_of_best']:.3f}")
-        else:
-            cells.append(f"{row['runs_per_second']:.4g} ({row['over_sequential']:.2f}x)")
-    label = f"{result['runs']:,}"
-    told = f"  capped at {result['fit']:,} by memory" if result["fit"] < result["runs"] else ""
-    return f"{label:>8}" + "".join(f"{cell:>18}" for cell in cells) + told
+def table(results: list[dict[str, Any]]) -> list[list[str]]:
+    """Runs per second (times sequential); of the floor, the share of the best mode's time."""
+    names = ("sequential", "processes", *MODES["cuda"], *FLOOR)
+    rows = [["method", "device", "runs", *names]]
+    for result in results:
+        capped = f", {result['fit']:,} fit" if result["fit"] < result["runs"] else ""
+        cells = [result["method"], result["device"], f"{result['runs']:,}{capped}"]
+        for name in names:
+            row = result["rows"].get(name)
+            if row is None:
+                cells.append("-")
+            elif name in FLOOR:
+                cells.append(f"{row['share_of_best']:.3f}")
+            else:
+                cells.append(f"{row['runs_per_second']:.4g} ({row['over_sequential']:.2f}x)")
+        rows.append(cells)
+    return rows
 
 
 # --- the paper's grid -----------------------------------------------------------------------------
@@ -268,6 +249,10 @@ def whole_grid(options: argparse.Namespace) -> dict[str, Any]:
         subprocess.run([sys.executable, "-m", "fcco_experiments", *words], check=True)
         wall = time.perf_counter() - start
         told = [json.loads(line) for line in (out / "fleet.jsonl").read_text().splitlines()]
+    print(
+        f"{len(told):,} runs of {options.epochs} epochs with set-up, evaluation and table: "
+        f"{wall:.1f} s"
+    )
     return {
         "command": " ".join(["fcco", *words[: words.index("--out")]]),
         "runs": len(told),
@@ -275,16 +260,7 @@ def whole_grid(options: argparse.Namespace) -> dict[str, Any]:
         "epochs": options.epochs,
         "wall_s": round(wall, 2),
         "runs_per_second": round(len(told) / wall, 3),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-def grid_line(found: dict[str, Any]) -> str:
-    """The result in words."""
-    return (
-        f"{found['runs']:,} runs of {found['epochs']} epochs with set-up, evaluation and table: "
-        f"{found['wall_s']:.1f} s on {found['gpu'] or 'the CPU'}, {found['diverged']} diverged"
-    )
 
 
 if __name__ == "__main__":

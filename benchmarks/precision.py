@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import fcco
+from fcco.previous import PreviousParameters
 
 from .models import resnet50, small_cnn
 
@@ -41,7 +42,7 @@ def measure(device: str, lr: float, repeats: int) -> dict[str, float]:
     x = torch.randn(GROUPS * PER_GROUP, 3, side, side, device=device)
     y = torch.randint(2, (len(x),), device=device)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    previous = fcco.previous.PreviousParameters(model, optimizer)
+    previous = PreviousParameters(model, optimizer)
     true, noise, value_noise, tf32 = [], [], [], []
     for _ in range(repeats):
         x = torch.randn_like(x)
@@ -49,19 +50,13 @@ def measure(device: str, lr: float, repeats: int) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad()
 
-        @torch.no_grad()
-        def values(low: bool, x: Tensor = x) -> Tensor:
-            return group_losses(model, x, y, low)
-
-        def difference(low: bool, values: Callable[[bool], Tensor] = values) -> Tensor:
-            return values(low) - previous.evaluate(lambda: values(low))
-
-        true.append(difference(False))
-        noise.append(difference(True) - true[-1])
+        values = torch.no_grad()(partial(group_losses, model, x, y))
+        true.append(difference(previous, values, False))
+        noise.append(difference(previous, values, True) - true[-1])
         value_noise.append(values(True) - values(False))
         if device == "cuda":
             exact_products(False)
-            tf32.append(difference(False) - true[-1])
+            tf32.append(difference(previous, values, False) - true[-1])
             exact_products(True)
     result = {
         "difference": _rms(true),
@@ -72,6 +67,11 @@ def measure(device: str, lr: float, repeats: int) -> dict[str, float]:
     if tf32:
         result["tf32_relative"] = _rms(tf32) / _rms(true)
     return {name: float(f"{number:.3g}") for name, number in result.items()}
+
+
+def difference(previous: PreviousParameters, values: Callable[[bool], Tensor], low: bool) -> Tensor:
+    """Values at the parameters of now less those at the previous ones."""
+    return values(low) - previous.evaluate(lambda: values(low))
 
 
 def exact_products(exact: bool) -> None:

@@ -8,11 +8,9 @@ Each process has 64 samples of 8 groups; the network is a perceptron 64-256-256-
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import socket
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -126,18 +124,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--json", action="store_true", help="the rows as the last line")
+    parser.add_argument("--json", action="store_true", help="all of it as the last line")
+    parser.add_argument("--commit", metavar="HASH", help="of the code, for the JSON")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    rows = []
-    for size in given.processes:
-        for row in measure(size, given.rounds):
-            rows.append(row)
-            print(*(f"{v:.3g}" if isinstance(v, float) else v for v in row.values()), sep="\t")
+    rows = [row for size in given.processes for row in measure(size, given.rounds)]
+    for row in rows:
+        print(*(f"{v:.3g}" if isinstance(v, float) else v for v in row.values()), sep="\t")
     if given.json:
-        day = datetime.date.today().isoformat()
-        machine = {"cores": os.cpu_count(), "torch": torch.__version__, "date": day}
-        print(json.dumps({"rows": rows, "machine": machine, "command": " ".join(sys.argv[1:])}))
+        about = {"command": "python -m benchmarks.processes", "commit": given.commit}
+        about |= {"torch": torch.__version__, "machine": f"{os.cpu_count()} cores"}
+        print(json.dumps(about | {"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -148,13 +148,13 @@ def report(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     found = {"step": times(options.quick), "memory": memory()}
+    rows = [["", *PAIRS]]
     for name, row in found["step"].items():
-        print(f"{name}: cross-entropy {row['bce_ms']} ms a step")
-        for metric in PAIRS:
-            print(f"  {metric:<8}", "  ".join(f"{k} {v}" for k, v in row[metric].items()))
-    print(f"loss alone, batch {LARGE}:")
-    for metric, row in found["memory"].items():
-        print(f"  {metric:<8}", "  ".join(f"{k} {v}" for k, v in row.items()))
+        rows += [[f"{name}, {k}", *(str(row[metric][k]) for metric in PAIRS)] for k in row["AP"]]
+    for key in found["memory"]["AP"]:
+        cells = (str(found["memory"][metric][key]) for metric in PAIRS)
+        rows.append([f"loss alone, batch {LARGE}, {key}", *cells])
+    print(publish.plain(rows))
     if options.publish:
         publish.write(publish.RESULTS / "xrisk-speed", found, commit=options.commit)
     if options.json:

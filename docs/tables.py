@@ -10,6 +10,7 @@ registry, or `<!-- table: NAME WORDS -->` with a name of `TABLES`, which is call
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -53,6 +54,21 @@ def steps(device: str) -> dict[str, dict[str, Any]]:
     return json.loads((DOCS / f"results/step-cost/{device}.json").read_text())["models"]
 
 
+def processes() -> list[list[str]]:
+    """What an objective adds to a step of DDP, as `benchmarks.processes` measured it."""
+    found = json.loads((DOCS / "results/step-cost/processes.json").read_text())["rows"]
+    names = {"mean": "mean of the losses", "groups": "`CVaRGroupDRO`", "limits": "`constrained`"}
+    head = ["processes", "objective", "messages a step", "bytes sent by each", "state, bytes"]
+    rows = [[*head, "step, ms", "added, ms"]]
+    plain = {r["processes"]: r["milliseconds"] for r in found if r["objective"] == "mean"}
+    for each in found:
+        took, size = each["milliseconds"], each["processes"]
+        counts = [f"{each[key]:,}" for key in ("messages", "bytes", "state")]
+        added = f"{took - plain[size]:.2f}" if each["objective"] != "mean" else ""
+        rows.append([str(size), names[each["objective"]], *counts, f"{took:.2f}", added])
+    return rows
+
+
 def model_name(key: str) -> str:
     """The name of a model of `benchmarks.overhead`."""
     first, _, compiled = key.partition(", ")
@@ -94,7 +110,7 @@ def step_cost_gpu() -> list[list[str]]:
     return rows
 
 
-SETTINGS = "results/automatic-settings.json"  # of benchmarks.untuned.settings
+SETTINGS = "results/automatic-settings.json"  # of studies.untuned.settings
 
 
 def settings(first: str, names: dict[str, str]) -> list[list[str]]:
@@ -294,7 +310,7 @@ def continual_short() -> list[list[str]]:
 
 def contrastive_steps() -> list[list[str]]:
     """What a contrastive step costs."""
-    cases = json.loads((DOCS / "results/continual-speed/speed.json").read_text())["cases"]
+    cases = publish.table("continual-speed")["cases"]
     names = {"plain CLIP": "clip", "ours, moving average": "ema", "ours, MSVR": "msvr",
              "ours, MSVR, offloaded": "msvr-offload"}  # fmt: skip
     head = ["loss"]
@@ -312,7 +328,7 @@ def contrastive_steps() -> list[list[str]]:
 
 def risk_steps() -> list[list[str]]:
     """Time of a step of a risk relative to that of LibAUC, and memory."""
-    found = json.loads((DOCS / "results/xrisk/speed.json").read_text())
+    found = publish.table("xrisk-speed")
     names = {"AP": "AP, against SOAP", "pAUC": "partial AUC, against SOPA",
              "tpAUC": "two-way, against STACO"}  # fmt: skip
     rows = [["", *(MODELS[key] for key in found["step"]), "loss alone at batch 4,096"]]
@@ -323,27 +339,55 @@ def risk_steps() -> list[list[str]]:
     return rows
 
 
+def small_batches() -> list[list[str]]:
+    """Of each loss the rate with the best validation figure, and means over its seeds."""
+    lines = (DOCS / "results/small-batches/runs.jsonl").read_text().splitlines()
+    runs = [json.loads(line) for line in lines]
+    plain, ours = "`MultipleNegativesRankingLoss`", "`GlobalContrastiveLoss`, `gamma=1`"
+    kinds = {
+        (1024, None, 0): plain, (32, None, 0): plain, (32, 1.0, 1024): ours,
+        (32, 0.8, 0): "with `stored_pairs=0, negatives=None`",
+    }  # fmt: skip
+    rows = [["loss", "batch", "learning rate", "validation", "test", "seeds"]]
+    for kind, name in kinds.items():
+        own = [run for run in runs if (run["batch"], run["gamma"], run["stored_pairs"]) == kind]
+        first = (run for run in own if run["seed"] == 0)
+        rate = max(first, key=lambda run: run["validation"])["rate"]
+        chosen = [run for run in own if run["rate"] == rate]
+        # In hundredths, so that a mean between two of them is rounded as on paper.
+        means = (
+            sum(round(100 * run[k]) for run in chosen) / len(chosen) for k in ("validation", "test")
+        )
+        cells = (f"{math.floor(mean + 0.5) / 100:.2f}" for mean in means)
+        shown = f"{rate:.0e}".replace("e-0", "e-")
+        rows.append([name, f"{kind[0]:,}", shown, *cells, str(len(chosen))])
+    return rows
+
+
 def fleets(device: str) -> list[list[str]]:
     """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
-    found = json.loads((DOCS / f"results/fleet-speed/{device}.json").read_text())["results"]
-    if device == "cpu":
-        times = ["processes", "eager", "traced"]
-        rows = [["method", "runs", "sequential, runs/s", *times, "products"]]
-        for each in (result for result in found if result["device"] == "cpu"):
+    kind = "cpu" if device == "cpu" else "cuda"
+    found = [r for r in publish.table(f"fleet-speed-{device}")["results"] if r["device"] == kind]
+
+    def speed(own: dict[str, Any], name: str) -> str:
+        return f"{own[name]['runs_per_second']:.4g}"
+
+    if kind == "cuda":
+        names = ["sequential", "processes", "traced", "graph"]
+        rows = [["runs", *(f"{n}, runs/s" for n in names), "graph, times sequential", "products"]]
+        for each in (result for result in found if result["method"] == "alexr2"):
             own = each["rows"]
-            shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in times)
-            rows.append([
-                each["method"], f"{each['runs']:,}", f"{own['sequential']['runs_per_second']:.4g}",
-                *shown, f"{own['products']['share_of_best']:.2f}",
-            ])  # fmt: skip
+            times, floor = own["graph"]["over_sequential"], own["products"]["share_of_best"]
+            cells = [*(speed(own, name) for name in names), f"{times:,.0f}", f"{floor:.2f}"]
+            rows.append([f"{each['runs']:,}", *cells])
         return rows
-    own = [each for each in found if each["method"] == "alexr2"]
-    kinds = list(own[0]["runs_per_second"])
-    rows = [["runs", *(f"{kind}, runs/s" for kind in kinds), "graph, times sequential", "products"]]
-    for each in own:
-        speed = (f"{value:.4g}" for value in each["runs_per_second"].values())
-        ratio, floor = each["over_sequential"]["graph"], each["floor"]["products"]
-        rows.append([f"{each['runs']:,}", *speed, f"{ratio:,.0f}", f"{floor:.2f}"])
+    times = ["processes", "eager", "traced"]
+    rows = [["method", "runs", "sequential, runs/s", *times, "products"]]
+    for each in found:
+        own = each["rows"]
+        shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in times)
+        cells = [speed(own, "sequential"), *shown, f"{own['products']['share_of_best']:.2f}"]
+        rows.append([each["method"], f"{each['runs']:,}", *cells])
     return rows
 
 
@@ -353,6 +397,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "settings-networks": settings_networks,
     "settings-shape": settings_shape,
     "settings-width": settings_width,
+    "processes": processes,
     "step-cost": step_cost,
     "step-cost-cpu": step_cost_cpu,
     "step-cost-gpu": step_cost_gpu,
@@ -404,6 +449,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
         f"group-dro-{data}-{name}",
     ),
     "risk-steps": risk_steps,
+    "small-batches": small_batches,
     "xrisk": lambda: xrisk.table(xrisk.published()),
     "xrisk-short": lambda: xrisk.short_table(xrisk.published()),
 }  # fmt: skip

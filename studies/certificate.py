@@ -12,7 +12,6 @@ with Bonferroni's correction, and Student's at 95 % each.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -23,6 +22,8 @@ from typing import Any
 import numpy as np
 
 from fcco.certificate import certify
+from studies import publish
+from studies.runner import command, parse
 
 LEVEL = 0.95
 MARGINS = (4, 6)  # standard errors between expectation and limit
@@ -154,33 +155,27 @@ def study(name: str, shape: tuple[int, int, int], releases: int) -> dict[str, An
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument("--quick", action="store_true", help="20 releases of each kind")
+    parser = command("certificate", __doc__)
     parser.add_argument("--law", help="only this one")
-    options = parser.parse_args(arguments)
-    releases, start, found = 20 if options.quick else 500, time.perf_counter(), []
+    options = parse(parser, arguments, (20, 500))
     kinds = ("certificate", "normal", "student", "each")
-    print(f"{'':<34}" + "".join(f"{kind:<22}" for kind in kinds) + "without a bound")
+    start, found = time.perf_counter(), []
+    rows = [["coverage (power at {} and {} s.e.)".format(*MARGINS), *kinds, "without a bound"]]
     for name in [law.__name__ for law in LAWS] + ["crossed"]:
         for shape in SHAPES if options.law in (None, name) else ():
-            each = study(name, shape, releases)
+            each = study(name, shape, options.seeds)
             found.append(each)
-            cells = (
-                "{:.3f} ({:.2f} {:.2f})".format(each["coverage"][k], *each["power"][k])
-                for k in kinds
-            )
+            power = ("{:.3f} ({:.2f} {:.2f})".format(each["coverage"][k], *each["power"][k])
+                     for k in kinds)  # fmt: skip
             where = f"{name}, {shape[0]} x {shape[1]}-{shape[2]}"
-            print(
-                f"{where:<34}" + "".join(f"{c:<22}" for c in cells) + str(each["unbounded"]),
-                flush=True,
-            )
-    print(
-        f"coverage (power at {MARGINS[0]} and {MARGINS[1]} standard errors) of {releases} releases"
-    )
+            rows.append([where, *power, str(each["unbounded"])])
+    print(publish.plain(rows))
+    seconds = round(time.perf_counter() - start)
+    result = {"releases": options.seeds, "level": LEVEL, "seconds": seconds, "rows": found}
+    if options.publish:
+        publish.write(publish.RESULTS / "certificate", result, commit=options.commit)
     if options.json:
-        seconds = round(time.perf_counter() - start)
-        print(json.dumps({"releases": releases, "level": LEVEL, "seconds": seconds, "rows": found}))
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Runs were published before their figures were: the commit of each file of runs i
 
 from __future__ import annotations
 
+import functools
 import gzip
 import importlib
 import json
@@ -23,7 +24,13 @@ from fcco_experiments.stats import paired, spread
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 RUNS, TABLE = "runs.jsonl.gz", "table.json"
 FACTS = ("revision", "python", "torch", "numpy", "fcco", "processor", "cores")
-_PLACES = ("--out", "--output", "--publish", "--cache", "--arrays", "--data-folder", "--commit")
+_PLACES = ("--out", "--cache", "--arrays", "--commit")  # of this machine; each with a value
+
+
+@functools.cache
+def machine(device: str) -> dict[str, Any]:
+    """As it was at first: what is published changes the checkout."""
+    return environment.describe(device)
 
 
 def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
@@ -33,16 +40,17 @@ def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
         device: where it was measured.
         commit: of the code, where git is not at hand.
     """
-    found = environment.describe(device)
+    found = dict(machine(device))
     if found["device"] != "cpu":
         found["processor"] = found["device"]
     program = Path(sys.argv[0])
     names = [program.parent.name, *([] if program.stem == "__main__" else [program.stem])]
     package = [program.parents[1].name] if program.stem == "__main__" else []
-    words, skip = [], False
-    for word in sys.argv[1:]:
-        own, skip = skip, word in _PLACES
-        if not own and word.partition("=")[0] not in _PLACES:
+    words, given = [], iter(sys.argv[1:])
+    for word in given:
+        if word in _PLACES:
+            next(given, None)
+        elif word != "--publish" and word.partition("=")[0] not in _PLACES:
             words.append(word)
     said = {"command": " ".join(["python -m", ".".join([*package, *names]), *words])}
     return said | {key: found[key] for key in FACTS} | ({"revision": commit} if commit else {})
@@ -59,7 +67,11 @@ def refuse_dirty(facts: Mapping[str, Any]) -> None:
 
 
 def write(
-    folder: Path, figures: Mapping[str, Any], runs: Mapping[str, Any] | None = None, **about_: Any
+    folder: Path,
+    figures: Mapping[str, Any],
+    runs: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+    commit: str | None = None,
 ) -> None:
     """Publish what a study or a benchmark found, if it was made at a clean commit.
 
@@ -67,9 +79,10 @@ def write(
         folder: of `table.json` and `runs.jsonl.gz`.
         figures: by name.
         runs: results by the key of their job.
-        about_: of `about`.
+        device: as for `about`.
+        commit: likewise.
     """
-    facts = about(**about_)
+    facts = about(device, commit)
     refuse_dirty(facts)
     folder.mkdir(parents=True, exist_ok=True)
     table = json.dumps(finite({"meta": facts, **figures}), indent=1, ensure_ascii=False)

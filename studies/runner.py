@@ -74,8 +74,8 @@ class Runner:
         run: what is done with a job; a function of a module, since processes import it.
         result: the class of its answer, made again from its fields.
         workers: processes; 1 runs here, 0 runs nothing: a job that is not known is an error.
-        cache: a file of JSON lines with finished jobs, read at the start and added to; or one of
-            published runs, which are compressed.
+        cache: a file of JSON lines with finished jobs, read at the start and added to; compressed
+            if its name ends with `.gz`, as those of published runs do.
         show: where progress goes, None for nowhere.
     """
 
@@ -86,16 +86,18 @@ class Runner:
     show: Any = sys.stderr
     known: dict[str, Any] = field(default_factory=dict)
     _said: float = 0.0
+    _broken: bool = False
 
     def __post_init__(self) -> None:
         if self.cache is not None and self.cache.exists():
-            opened = gzip.open if self.cache.suffix == ".gz" else open
-            with opened(self.cache, "rt") as lines:
+            with self._open("rt") as lines:
                 for line in lines:
+                    # The line that was being written when a run was stopped has no end.
+                    self._broken = not line.endswith("\n")
                     try:
                         entry = json.loads(line)
                     except json.JSONDecodeError:
-                        continue  # the line that was being written when a run was stopped
+                        continue
                     self.known[entry["job"]] = self.result(**entry["trace"])
 
     def __call__(self, jobs: Sequence[Keyed], title: str) -> list[Any]:
@@ -137,8 +139,13 @@ class Runner:
         self.known[job.key] = self.result(**entry["trace"])
         if self.cache is not None:
             self.cache.parent.mkdir(parents=True, exist_ok=True)
-            with self.cache.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+            with self._open("at") as file:
+                file.write("\n" * self._broken + json.dumps(entry) + "\n")
+                self._broken = False
+
+    def _open(self, mode: str) -> Any:
+        assert self.cache is not None
+        return (gzip.open if self.cache.suffix == ".gz" else open)(self.cache, mode)
 
     def _say(self, title: str, done: int, total: int, start: float) -> None:
         """One line that changes; in a log file, one line every half minute."""

@@ -23,10 +23,8 @@ them (bf16, temperature 0.05):
 
 All see the same number of pairs, as often. Each has four learning rates, chosen by recall@1 on the
 validation pairs with one seed; then come fresh seeds with the chosen one. Reported is recall@1 on
-the test pairs, docstring to source among all of them, and the seconds of a step: those of batch 32
-are measured side by side. Finished runs are kept in the file `--out`; another run with the same
-file continues. `--quick` has few pairs, a tiny transformer with random weights and tokens that are
-hashes of words: it shows that all runs, not what is better.
+the test pairs, docstring to source among all of them. `--quick` has few pairs, a tiny transformer
+with random weights and tokens that are hashes of words: it shows that all runs, not what is better.
 """
 
 from __future__ import annotations
@@ -52,14 +50,13 @@ from fcco_experiments.stats import spread
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from benchmarks.timing import interleave
-from studies.runner import Result, Runner, tuned
+from studies import publish
+from studies.runner import Result, Runner, command, parse, tuned
 
 LENGTHS = (48, 96)  # tokens of a docstring and of a source
 SHARES = {"test": 0.1, "validation": 0.07}
 SMALL, LARGE = 32, 1024
 TEMPERATURE = 0.05
-GOAL = {"points below the large batch": 0.5, "step time ratio": 1.05}
 
 
 # Pairs of docstrings and sources.
@@ -410,37 +407,6 @@ def train(job: Job) -> Recall:
     return Recall(data["validation"].recall(model), data["test"].recall(model))
 
 
-def seconds(job: Job, rounds: int, steps: int) -> dict[str, float]:
-    """Seconds of a step by method, and the ratio of both losses at batch 32."""
-    train = Batches(loaded(job.pairs)["train"], job.device)
-    draw = torch.Generator().manual_seed(0)
-
-    def stepper(method: Method) -> Callable[[], None]:
-        model = build(job.weights, job.tiny, job.device).train()
-        loss, optimizer = make_loss(model, method, len(train)), adam(model, 1e-6, job.device)
-        batch = min(method.batch, len(train))
-        draws = [torch.randperm(len(train), generator=draw)[:batch] for _ in range(16)]
-        number = 0
-
-        def step() -> None:
-            nonlocal number
-            number += 1
-            rows = draws[number % 16]
-            loss(train.take(rows), rows).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
-    memory, plain, large = methods(job.method.batch)
-    both = {each.name: stepper(each) for each in (memory, plain)}
-    timings = interleave(both, rounds, steps, warm_up=5, device=job.device)
-    result = {name: timings.median(name) for name in both}
-    alone = interleave({large.name: stepper(large)}, 2, max(steps // 10, 1), device=job.device)
-    result[large.name] = alone.median(large.name)
-    return result | {"ratio": timings.ratio(memory.name, plain.name)}
-
-
 # The benchmark.
 
 
@@ -491,20 +457,16 @@ def pack(folder: Path) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", action="store_true", help="a line of JSON at the end")
-    parser.add_argument("--quick", action="store_true", help="few pairs, a tiny transformer")
-    parser.add_argument("--pairs", default="", help="file of tokens; made if it is not there")
-    parser.add_argument("--weights", default="", help="folder with model.safetensors of MiniLM")
-    parser.add_argument("--pack", default="", help="write pairs and weights to this folder and end")
-    parser.add_argument("--out", type=Path, help="file of finished runs")
-    parser.add_argument("--limit", type=int, default=0, help="pairs of each part")
-    parser.add_argument("--epochs", type=int, help="4; 2 with --quick")
-    parser.add_argument("--seeds", type=int, help="3; 2 with --quick")
-    parser.add_argument("--ablation", action="store_true", help="also without memory: gamma 1")
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time on the device")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args(words)
+    parser = command("small_batches", __doc__)
+    add = parser.add_argument
+    add("--pairs", default="", help="file of tokens; made if it is not there")
+    add("--weights", default="", help="folder with model.safetensors of MiniLM")
+    add("--pack", default="", help="write pairs and weights to this folder and end")
+    add("--limit", type=int, default=0, help="pairs of each part")
+    add("--epochs", type=int, help="4; 2 with --quick")
+    add("--ablation", action="store_true", help="also without memory: gamma 1")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parse(parser, words, (2, 3))
     if options.pack:
         write_pairs(Path(options.pack) / "pairs.pt", options)
         pack(Path(options.pack))
@@ -517,7 +479,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def benchmark(file: str, options: argparse.Namespace) -> None:
-    """Measure steps, run all methods, print the figures."""
+    """Run all methods, print the figures."""
     quick = options.quick
     chosen = methods(256 if quick else LARGE, options.ablation)
     epochs = options.epochs or (2 if quick else 4)
@@ -527,27 +489,20 @@ def benchmark(file: str, options: argparse.Namespace) -> None:
 
     start = build(options.weights, quick, options.device)
     before = Batches(loaded(file)["test"], options.device).recall(start)
-    rounds, steps = (5, 4) if quick else (20, 20)
-    times = seconds(jobs(chosen[2], 0.0, 0), rounds, steps)
     # The runs of small batches, which take longest, come first.
     runner = Runner(train, Recall, options.workers, options.out)
-    table = compare(runner, jobs, chosen, options.seeds or (2 if quick else 3))
-    for method in chosen:
-        row = table[method.name]
-        # That of the ablation was not measured: it is the one with memory, or less.
-        row["seconds per step"] = round(times.get(method.name, times[chosen[0].name]), 6)
-        print(f"{method.name}: {row}")
-    memory, _, large = (table[method.name] for method in chosen[:3])
-    memory["step time ratio"] = round(times["ratio"], 4)
-    behind = large["recall@1"]["mean"] - memory["recall@1"]["mean"]
+    found = compare(runner, jobs, chosen, options.seeds)
+    for name, row in found.items():
+        print(f"{name}: {row}")
     number = {part: len(both[0].lengths) for part, both in loaded(file).items()}
-    print(
-        f"{number}, {epochs} epochs, recall@1 before training {before:.2f}. Memory is "
-        f"{behind:.2f} points below the large batch (goal {GOAL['points below the large batch']}); "
-        f"a step takes {times['ratio']:.3f} of the plain loss (goal {GOAL['step time ratio']})."
-    )
+    print(f"{number}, {epochs} epochs, recall@1 before training {before:.2f}")
+    if options.publish:
+        publish.write(
+            publish.RESULTS / "small-batches", {"methods": found}, runner.entries(),
+            device=options.device, commit=options.commit,
+        )  # fmt: skip
     if options.json:
-        print(json.dumps(table))
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ GROUP = torch.randint(GROUPS, (SAMPLES,), generator=_draw)
 Y = torch.sign(X[:, 0] + 0.3 * X[:, 1] * GROUP + 0.2 * torch.randn(SAMPLES, generator=_draw))
 T = torch.randn(PAIRS, 4, generator=_draw, dtype=torch.float64)
 
+BY_TOKENS = fcco.ReferenceLosses(
+    torch.rand(SAMPLES, generator=_draw, dtype=torch.float64),
+    torch.randint(1, 9, (SAMPLES,), generator=_draw),
+)
+
 Batches = list[Tensor]  # sample numbers, one tensor per rank
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -150,6 +155,12 @@ with_g0 = entries(lambda model, ids: and_g0(losses(model, ids)))
 two_dimensional = entries(both_rates)
 measured = entries(errors)
 log_values = entries(lambda model, ids: losses(model, ids) / 0.5)
+
+
+def with_rows(model: nn.Module, step: int, batches: Batches) -> Any:
+    """Differences from a reference, averaged over tokens."""
+    ids = torch.cat(batches)
+    return (lambda: losses(model, ids), GROUP[ids]), {"rows": ids}
 
 
 def with_scalar_g0(model: nn.Module, step: int, batches: Batches) -> Any:
@@ -321,10 +332,10 @@ def build_several(model: nn.Module, corrected: bool) -> fcco.Compositional:
     return fcco.Compositional(model, momentum(model, lr=0.1), terms)
 
 
-def cvar(read: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
+def cvar(read: Any, **more: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
     return lambda model, corrected: fcco.CVaRGroupDRO(
         model, momentum(model, lr=0.2), GROUPS, ratio=0.5, smoothing=1.0, gamma=0.4,
-        correction=0.5 if corrected else 0.0, read=read,
+        correction=0.5 if corrected else 0.0, read=read, **more,
     )  # fmt: skip
 
 
@@ -523,6 +534,7 @@ CASES: dict[str, Case] = {
     "cvar": Case(cvar("new"), per_sample),
     "cvar-old": Case(cvar("old"), per_sample),
     "accumulation": Case(cvar("new"), per_sample, micro=2),
+    "by-tokens": Case(cvar("new", reference=BY_TOKENS), with_rows, micro=2),
     "cvar-automatic": Case(automatic_cvar, per_sample, micro=2, sensitive=False),
     "g0-vector": Case(sonex(), with_g0),
     "g0-scalar": Case(sonex(), with_scalar_g0),

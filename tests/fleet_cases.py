@@ -197,7 +197,10 @@ VALUES = (table("u"),)
 TRACKED = (*VALUES, table("seen"))
 LEARNED = (
     *TRACKED,
-    *map(table, ("latest", "difference", "visits", "of_noise", "of_drift", "slow", "pooled")),
+    *map(
+        table,
+        ("latest", "difference", "visits", "of_noise", "of_drift", "slow", "before", "pooled"),
+    ),
 )
 DUAL = (("multiplier", lambda o: o.term.multiplier), ("last", lambda o: o.term.last))
 GROUPS = (("group_weights", lambda o: o.group_weights()), *VALUES)
@@ -502,6 +505,7 @@ CASES: dict[str, Case] = {
     "ooa-tracked": Case(
         tracked_weights, of=(("group_weights", lambda o: o.term.weights), *VALUES), **GROUPED
     ),
+    "ctc-dro": Case(online(adam, gamma=0.4, offset=0.5), of=GROUPS, **GROUPED),
     "ooa-batch": Case(online(adam, scaling="batch"), of=GROUPS, **GROUPED),
     "cvar-annealed-old": Case(cvar(momentum, smoothing=falling, read="old"), of=TRACKED, **GROUPED),
     "cvar-annealed-new": Case(cvar(momentum, smoothing=falling, read="new"), of=THRESHOLD,

@@ -56,6 +56,10 @@ TRANSCRIPTIONS: dict[str, str] = {
     "sox": "test_transcription.py::test_sox",
     "alexr": "test_alexr.py::test_second_version_equals_the_transcription",
     "ooa": "test_weights.py::test_equals_the_transcription",
+    "ctc-dro": (
+        "test_weights.py::test_averaged_losses_and_smoothed_weights_equal_the_transcription"
+    ),
+    "scent": "test_transcription.py::test_scent",
     "oss": "test_lagrangian.py::test_oss_equals_the_transcription",
     "icppac": "test_lagrangian.py::test_icppac_equals_the_transcription",
     "ssg": "test_switching.py::test_equals_the_transcription",
@@ -149,6 +153,18 @@ def _(problem: MethodProblem, model: Point) -> Setup:
 def _(problem: MethodProblem, model: Point) -> Setup:
     objective = fcco.methods.ooa(model, sgd(model, 0.1), problem.number, ratio=0.25, step=0.02)
     return Setup(objective, 2000, TOLERANCE["S2"], {})
+
+
+@setup("ctc-dro", "S2")
+def _(problem: MethodProblem, model: Point) -> Setup:
+    objective = fcco.methods.ctc_dro(model, sgd(model, 0.1), problem.number, step=0.02)
+    return Setup(objective, 2000, TOLERANCE["S2"], {})
+
+
+@setup("scent", "exponents")
+def _(problem: MethodProblem, model: Point) -> Setup:
+    objective = fcco.methods.scent(model, sgd(model, 0.1), problem.number, temperature=0.5)
+    return Setup(objective, 2000, 0.03, {"per_block": 4})
 
 
 # Constraints: the penalties are exact, rho/m = 2 > multiplier.

@@ -236,6 +236,36 @@ class Smooth(MethodProblem):
         return self.linear.loss(w)
 
 
+class Exponents(MethodProblem):
+    """|w - a|^2 / 2 + (tau/n) sum_i log E exp(s_i), s_i = x_i.w + b_i with samples (x_i, b_i)."""
+
+    temperature, blocks, start = 0.5, 3, np.array([2.0, -2.0])
+    a = np.array([0.5, 1.0])
+
+    def __init__(self) -> None:
+        super().__init__(6, noise=1.0)
+        rows = torch.randn((6, SAMPLES, 2), generator=self.generator, dtype=DOUBLE)
+        self.rows, self.level = rows, 3 * torch.arange(6, dtype=DOUBLE)  # sizes of u differ
+        w = cp.Variable(2)
+        shift = (self.noise + self.level[:, None]).numpy() - np.log(SAMPLES)
+        parts = [cp.log_sum_exp(x @ w + b) for x, b in zip(rows.numpy(), shift, strict=True)]
+        loss = cp.sum_squares(w - self.a) / 2 + self.temperature * sum(parts) / 6
+        cp.Problem(cp.Minimize(loss)).solve(solver=cp.CLARABEL)
+        assert w.value is not None
+        self.solution = w.value
+
+    def exact(self, w: Tensor) -> Tensor:
+        return (self.rows @ w + self.noise + self.level[:, None]).logsumexp(1)
+
+    def loss(self, w: Tensor) -> Tensor:
+        return (w - torch.as_tensor(self.a)).square().sum() / 2
+
+    def closure(self, model: Point, blocks: Tensor, samples: Tensor) -> Callable[[], Any]:
+        x, b = self.rows[blocks, samples], (self.noise + self.level[:, None])[blocks, samples]
+        return lambda: (self.loss(model.w), x @ model.w + b)
+
+
 KINDS: dict[str, type[MethodProblem]] = {
     "S1": Separable, "S2": Groups, "S3": Box, "S3b": OutsideBall, "S4": Kinks, "smooth": Smooth,
+    "exponents": Exponents,
 }  # fmt: skip

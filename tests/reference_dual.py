@@ -46,22 +46,28 @@ def ooa(
     geometry: str = "kl",
     scaling: str = "unbiased",
     with_g0: bool = False,
+    gamma: float = 1.0,
+    offset: float | None = None,
 ) -> tuple[Array, Array, Array]:
     """Mirror ascent on p, then descent on w; returns iterates, weights and losses of each step."""
     rng = np.random.default_rng(1)
     n = problem.num_inner
     w, p = w0.copy(), np.full(n, 1 / n)
+    average: dict[int, float] = {}
     path, weights, losses = [], [], []
     for _ in range(steps):
         sampled = problem.draw(rng)
         factor = n / len(sampled) if scaling == "unbiased" else 1.0
         estimate = np.zeros(n)
         for i, batch, _ in sampled:
-            estimate[i] = factor * problem.value(w, i, batch)[0]
+            fresh = problem.value(w, i, batch)[0]
+            average[i] = (1 - gamma) * average.get(i, fresh) + gamma * fresh
+            estimate[i] = factor * average[i]
+        ascent = step * estimate if offset is None else step * estimate / (p + offset)
         if geometry == "kl":
-            p = kl_capped(np.maximum(p, 1e-12) * np.exp(step * estimate), cap)
+            p = kl_capped(np.maximum(p, 1e-12) * np.exp(ascent), cap)
         else:
-            p = euclidean_capped(p + step * estimate, cap)
+            p = euclidean_capped(p + ascent, cap)
         G = np.zeros_like(w)
         for i, batch, _ in sampled:
             G += factor * p[i] * problem.jacobian(w, i, batch)[0]

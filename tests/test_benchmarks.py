@@ -16,11 +16,11 @@ import fcco
 from benchmarks import contrastive_speed as speed
 from benchmarks import fleet, fleet_cases, walk
 from benchmarks.timing import Timings
-from benchmarks.untuned import __main__ as untuned
-from benchmarks.untuned import constraints, groups, networks, tuned
-from benchmarks.untuned.constraints import Figures, Variant
 from studies.constrained.convex import Segments
 from studies.runner import Job
+from studies.untuned import __main__ as untuned
+from studies.untuned import constraints, groups, networks, tuned
+from studies.untuned.constraints import Figures, Variant
 
 # The contrastive step.
 
@@ -31,18 +31,13 @@ def test_contrastive_command(capsys: pytest.CaptureFixture[str]) -> None:
     rows = told["cases"][0]["rows"]
     assert list(rows) == ["clip", "ema", "chunked", "msvr", "msvr-offload", "forward"]
     assert rows["clip"]["ratio"] == 1
-    assert rows["msvr"]["bound"] == pytest.approx(1.05 + rows["forward"]["ratio"])
 
 
-def test_contrastive_goals() -> None:
-    """Ratios and limits from times and memory given by hand."""
-    seconds = {"clip": [1.0, 2.0], "ema": [1.04, 2.08], "msvr": [1.3, 2.6], "forward": [0.2, 0.4]}
-    memory: dict[str, float | None] = {"clip": 10.0, "ema": 10.001, "msvr": 10.2, "forward": 3.0}
-    rows = {name: speed.row(name, Timings(seconds), memory, 0.2) for name in seconds}
-    assert rows["ema"]["time_met"] and rows["ema"]["memory_met"]
-    assert rows["ema"]["mib_more"] == pytest.approx(1.0)
-    assert rows["msvr"]["bound"] == 1.25 and not rows["msvr"]["time_met"]
-    assert rows["msvr"]["memory_ratio"] == 1.02 and not rows["msvr"]["memory_met"]
+def test_contrastive_figures_from_times_by_hand() -> None:
+    memory: dict[str, float | None] = {"clip": 10.0, "ema": 10.001}
+    own = speed.row("ema", Timings({"clip": [1.0, 2.0], "ema": [1.04, 2.08]}), memory)
+    assert own["ratio"] == 1.04 and own["milliseconds"] == 1560
+    assert own["mib_more"] == pytest.approx(1.0)
 
 
 # Fleets.
@@ -59,7 +54,6 @@ def test_fleet_command(capsys: pytest.CaptureFixture[str]) -> None:
     finally:
         torch.set_num_threads(threads)
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["target"] is None  # no SONEX
     (result,) = told["results"]
     assert result["runs"] == 2 and result["rows"]["sequential"]["over_sequential"] == 1
     assert result["rows"]["processes"]["over_processes"] == 1
@@ -78,11 +72,6 @@ def test_fleet_rows_from_times_by_hand() -> None:
     assert rows["traced"]["over_sequential"] == 5 and rows["traced"]["over_processes"] == 2.5
     assert rows["traced"]["runs_per_second"] == 0.25  # 1 / (0.4 s times 10 steps)
     assert rows["products"] == {"run_step_us": 1e5, "share_of_best": 0.25}
-    result = {"method": "sonex", "device": "cpu", "runs": 20, "rows": rows}
-    assert fleet.target([result]) == {**fleet.TARGET, "reached": 5, "met": True}
-    rows["traced"]["over_sequential"] = 3.9
-    found = fleet.target([result])
-    assert found is not None and not found["met"]
 
 
 def test_a_fleet_does_the_work_of_the_single_run() -> None:

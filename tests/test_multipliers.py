@@ -93,7 +93,8 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
     sigma2, margin = np.zeros(M), np.zeros(M)
     slow, losses, pressure, typical = np.zeros(M), [], 0.0, 0.0
     a, b = np.zeros(M), np.zeros(M)
-    pooled_d = pooled_v = pooled_a = pooled_b = pooled_n = pooled_k = drift = 0.0
+    pooled_d = pooled_v = pooled_a = pooled_b = pooled_n = pooled_k = drift = opposed = 0.0
+    before, turning = np.zeros(M), np.zeros(3)
     gain, omega, a2, active, d0, last, nf = 0.5, 0.0, 0.0, 0, 0.0, 0.0, 1.0
     reach = 0.2 * math.sqrt(2 * math.log(M))
     sign = np.where(np.isinf(high), -1.0, 1.0)
@@ -122,6 +123,10 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
         # The step ends: noise and error of the constraints,
         moved = [(fresh[i] - latest[i]) ** 2 / 2 for i in index if visits[i] > 0]
         missed = [(fresh[i] - old[i]) ** 2 for i in index if visits[i] > 0]
+        turned = [
+            (fresh[i] - latest[i]) ** 2 - (fresh[i] - before[i]) ** 2
+            for i in index if visits[i] > 1
+        ]  # fmt: skip
         seen = {i for i in index if visits[i] > 0}
         for i in index:
             if visits[i] > 0:
@@ -130,6 +135,7 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
             slow[i] += max(1 / (min(visits[i], 100) + 1), 1 / (1 + 128 * pooled_k / M)) * (
                 u[i] - slow[i]
             )
+            before[i] = latest[i] if visits[i] > 0 else before[i]
             visits[i] += 1
             latest[i] = fresh[i]
         if moved:
@@ -143,8 +149,20 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
             pooled_b += weight * (means[1] - pooled_b)
             apart = 2 * pooled_b - pooled_a
             drift = 2 * (pooled_v - pooled_a * pooled_d) * apart / (apart**2 + 1e-3)
-            drift = min(max(drift, 0), 2 * pooled_d)
-            ratio = drift / (pooled_d - drift / 2) if drift < 2 * pooled_d else math.inf
+            drift, opposed = min(max(drift, 0), 2 * pooled_d), 0.0
+            mean, part = sum(turned) / len(moved), len(turned) / len(moved)
+            turning += weight * (np.array([mean, mean**2, part]) - turning)
+            if turning[2] > 0:  # noise of opposite signs
+                d2, a_, b_ = 2 * pooled_d - turning[0] / turning[2], pooled_a - 1, pooled_b - 1
+                other = (pooled_v - a_ * 2 * pooled_d - (1 - a_) * d2 / 2) * b_ / (b_**2 + 1e-3)
+                other = min(max(other, 0), 2 * pooled_d)
+                excess = pooled_d - d2 / 2 + other / 2
+                steps_ = min(pooled_n, 50)
+                chance = math.sqrt(abs(turning[1] - turning[0] ** 2) / steps_) / turning[2] / 2
+                if pooled_n > 10 and d2 / 2 > other and excess > 2.5 * chance:
+                    drift, opposed = other, min(excess - chance, (pooled_d - other / 2) / 3)
+            plain = pooled_d - drift / 2 - opposed
+            ratio = drift / plain if plain > 0 else math.inf
             best = (math.sqrt(ratio**2 + 4 * ratio) - ratio) / 2 if ratio < math.inf else 1.0
             gain += (min(max(best, 0.05), 0.95) - gain) / 50
         # of the loss,
@@ -167,7 +185,9 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
         tight, noisy = {}, {}
         for i in index:
             drifted = b[i] + 1 - pooled_k / M
-            error = (a[i] * (2 * pooled_d - drift) / 2 + drifted * drift) / (2 * pooled_d or 1)
+            plain = pooled_d - drift / 2 - opposed
+            apart = 2 * opposed * (1 - a[i]) / (1 + a[i])
+            error = (a[i] * (plain - apart) + drifted * drift) / (2 * pooled_d or 1)
             error = math.sqrt(2 * sigma2[i] * error) if visits[i] > 1 else 0.0
             noisy[i] = error
             tight[i] = min(reach * room * error, (high[i] - low[i]) / 2)

@@ -12,9 +12,9 @@ from problems import Point, SumOfHinges, take_step
 from torch import Tensor
 
 import fcco
-from benchmarks.untuned import alarms
 from fcco.outer import Absolute, SquaredHinge
 from fcco.report import ConstraintReport, GroupReport
+from studies.untuned import alarms
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -157,7 +157,17 @@ def test_the_wheel_holds_the_library_and_the_files_for_assistants(tmp_path: Path
 def test_the_source_distribution_holds_what_its_tests_read(tmp_path: Path):
     with tarfile.open(build(ROOT, "sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    for folder in ("src", "tests", "experiments", "benchmarks", "studies", "docs", "examples"):
+    folders = (
+        "src",
+        "tests",
+        "experiments",
+        "studies",
+        "benchmarks",
+        "docs",
+        "examples",
+        ".github",
+    )
+    for folder in folders:
         files = [p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md", ".yml"}]
         assert files and {str(p.relative_to(ROOT)) for p in files} <= names, folder
     assert {"conftest.py", "Makefile", "requirements.txt", "constraints.txt"} <= names

@@ -75,10 +75,11 @@ class ByHand:
     def __init__(self, number: int, dim: int, gamma: float | None) -> None:
         self.u = np.zeros((number, dim))
         self.last, self.spread, self.slow = (np.zeros((number, dim)) for _ in range(3))
+        self.earlier = np.zeros((number, dim))
         self.visits, self.a, self.b = [0] * number, [0.0] * number, [0.0] * number
         self.gamma, self.gain = gamma, 0.5
         self.window: list[np.ndarray] = []
-        self.means, self.steps = np.zeros(6), 0
+        self.means, self.steps = np.zeros(9), 0
 
     def step(self, index: list[int], values: np.ndarray) -> None:
         rows, memory = [], 1 + 128 * self.means[4] / self.u.size
@@ -92,46 +93,66 @@ class ByHand:
                     moved = (fresh[c] - self.last[i, c]) ** 2
                     missed = (fresh[c] - self.u[i, c]) ** 2
                     self.spread[i, c] += (moved - self.spread[i, c]) / min(k, 100)
+                    turned = moved - (fresh[c] - self.earlier[i, c]) ** 2 if k > 1 else 0.0
                 self.u[i, c] += (fresh[c] - self.u[i, c]) * weight
                 self.slow[i, c] += (self.u[i, c] - self.slow[i, c]) * slowly
-                self.last[i, c] = fresh[c]
+                self.earlier[i, c], self.last[i, c] = self.last[i, c], fresh[c]
                 if k > 0:
                     ahead = self.u[i, c] - self.slow[i, c]
-                    rows.append((moved, missed, 1 + a, b + 1, ahead))
+                    rows.append((moved, missed, 1 + a, b + 1, ahead, turned, k > 1))
             self.a[i] = (1 - weight) ** 2 * a + weight**2
             self.b[i] = (1 - weight) ** 2 * (b + 1)
             self.visits[i] += 1
         if not rows:
             return
         self.steps += 1
-        *means, ahead = np.mean(rows, axis=0)
-        step = np.array([*means, len(rows), ahead])
+        *means, ahead, turned, share = np.mean(rows, axis=0)
+        step = np.array([*means, len(rows), ahead, turned, turned**2, share])
         self.means += (step - self.means) / min(self.steps, 50)
         if self.gamma is None:
-            noise, drift = self.solve()
+            noise, drift, _ = self.solve()
             ratio = drift / noise if noise else math.inf
             best = 1.0 if noise == 0 else (math.sqrt(ratio**2 + 4 * ratio) - ratio) / 2
             self.gain += (min(max(best, 0.05), 0.95) - self.gain) / 50
 
-    def solve(self) -> tuple[float, float]:
-        """Of 2 noise + drift = D and (1 + a) noise + (b + 1) drift = V, if these are told apart."""
+    def solve(self) -> tuple[float, float, float]:
+        """Of D, D_2 and V the noise, the drift, and how far successive values are opposed.
+
+        Where the equations are told apart; without a third visit, or if values are not opposed, of
+        D and V alone.
+        """
         if not self.steps:
-            return 0.0, 0.0
-        difference, innovation, one_a, b_one, *_ = self.means
+            return 0.0, 0.0, 0.0
+        difference, innovation, one_a, b_one, _, _, turned, squared, share = self.means
+        a, b = one_a - 1, b_one - 1
+        if share > 0:
+            # Unknowns: noise, drift, and kappa times noise.
+            equations = np.array([[2, 1, 2], [2, 2, 0], [1 + a, b + 1, 2 * a]])
+            known = np.array([difference, difference - turned / share, innovation])
+            drift = np.linalg.solve(equations, known)[1] if b else 0.0
+            drift = np.clip(drift * b**2 / (b**2 + 1e-3), 0, difference)
+            noise, opposed = np.linalg.solve(equations[:2, ::2], known[:2] - [drift, 2 * drift])
+            spread = abs(squared - turned**2)
+            chance = math.sqrt(spread / min(self.steps, 50)) / share / 2
+            if self.steps > 10 and noise > 0 and opposed > 2.5 * chance:
+                kappa = min((opposed - chance) / (noise + chance), 0.5)
+                return (difference - drift) / (2 + 2 * kappa), drift, kappa
         equations = np.array([[2, 1], [one_a, b_one]])
         if abs(apart := np.linalg.det(equations)) < 1e-9:
-            return difference / 2, 0.0
+            return difference / 2, 0.0, 0.0
         drift = np.linalg.solve(equations, [difference, innovation])[1]
         drift = np.clip(drift * apart**2 / (apart**2 + 1e-3), 0, difference)
-        return (difference - drift) / 2, drift
+        return (difference - drift) / 2, drift, 0.0
 
     def error(self) -> np.ndarray:
-        found, (noise, drift) = np.full_like(self.u, math.nan), self.solve()
+        found, (noise, drift, kappa) = np.full_like(self.u, math.nan), self.solve()
         for i, k in enumerate(self.visits):
             if not (k and self.steps):
                 continue
             since = self.b[i] + 1 - self.means[4] / self.u.size
-            share = (noise * self.a[i] + drift * since) / self.means[0]
+            a = self.a[i]
+            a *= 1 - 2 * kappa * (1 - a) / (1 + a)
+            share = (noise * a + drift * since) / self.means[0]
             own = ((k - 1) * self.spread[i] + 8 * self.means[0]) / (k + 7)
             found[i] = np.sqrt(share * (own if k <= 20 else self.spread[i]))
         return found
@@ -158,7 +179,7 @@ def test_equals_what_is_written_by_hand(gamma, dim):
     estimate = tracked.estimate
     assert estimate is not None
     pooled = [*by_hand.means, min(by_hand.steps, 50)]
-    np.testing.assert_allclose(estimate.pooled[:7], pooled, rtol=1e-12)
+    np.testing.assert_allclose(estimate.pooled[:10], pooled, rtol=1e-12)
     np.testing.assert_allclose(estimate.slow.view(-1, dim), by_hand.slow, atol=1e-12)
     assert max(by_hand.visits) > 50 and estimate.visits.tolist() == [
         min(each, 100) for each in by_hand.visits
@@ -171,10 +192,10 @@ def test_the_arithmetic_is_the_same_in_torch_and_in_numpy(shape):
     number, tracked = 5, tracker(5, dim=shape[0] if shape else 1)
     estimate = tracked.estimate
     assert estimate is not None
-    zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(4)]
+    zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(5)]
     visits = torch.zeros(number, *(1 for _ in shape), dtype=DOUBLE)
     blocks = Statistics(zeros[0], zeros[1], visits, visits, visits, *zeros[2:])
-    pooled = Pooled(*torch.tensor([0.0] * 7 + [0.5], dtype=DOUBLE))
+    pooled = Pooled(*torch.tensor([0.0] * 10 + [0.5], dtype=DOUBLE))
     for index, fresh in draws(0, 60, number, 2, *shape):
         old = tracked.rows.clone()
         tracked(fresh, index)
@@ -317,7 +338,7 @@ def test_the_width_follows_noise_drift_and_progress(gamma):
     by_hand = ByHand(6, 1, None if gamma == "auto" else gamma)
 
     def width() -> float:
-        (noise, drift), values = by_hand.solve(), by_hand.means[4]
+        (noise, drift, _), values = by_hand.solve(), by_hand.means[4]
         by_noise = math.sqrt(noise * max(by_hand.means[2] - 1, 0))
         drifted = 32 * values / 6 * math.sqrt(drift)
         assert step < 9 or min(by_noise, abs(by_hand.means[5])) > 0

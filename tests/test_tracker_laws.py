@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fcco
+from fcco.rules.track import Pooled
 from studies.convergence.laws import expected_tracking_error
 
 
@@ -157,3 +158,25 @@ def test_the_error_of_noisy_values_that_drift_is_known_from_few_visits(gamma, si
     assert np.mean(said[known] ** 2) == pytest.approx(true, rel=tolerance)
     assert np.mean(off < 1) == pytest.approx(0.683, abs=0.06)
     assert 0.92 <= np.mean(off < 2) <= 0.98
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.25, 0.5])
+@pytest.mark.parametrize("gamma", ["auto", 0.3])
+def test_the_error_of_noise_that_makes_up_for_the_last(gamma, kappa):
+    """As with passes over few samples: successive values have the correlation -kappa."""
+    number, drift, rng = 4000, 0.3, np.random.default_rng(1)
+    theta = (1 - np.sqrt(1 - 4 * kappa**2)) / (2 * kappa) if kappa else 0.0
+    tracker = fcco.tracker.InnerTracker(
+        number, gamma=gamma, correction=0.0, measure=True, dtype=torch.float64
+    )
+    g, last = np.zeros(number), rng.normal(size=number)
+    for _ in range(60):
+        g, now = g + drift * rng.normal(size=number), rng.normal(size=number)
+        tracker(torch.as_tensor(g + (now - theta * last) / np.sqrt(1 + theta**2)))
+        last = now
+    assert tracker.estimate is not None
+    known = Pooled(*tracker.estimate.pooled.tolist()).noise_and_drift()
+    assert known == pytest.approx((1.0, drift**2, kappa), rel=0.15, abs=0.03)
+    off = abs(tracker.rows.numpy() - g) / tracker.error().numpy()
+    assert np.mean(off < 1) == pytest.approx(0.683, abs=0.03)
+    assert np.mean(off < 2) == pytest.approx(0.954, abs=0.02)

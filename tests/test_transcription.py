@@ -147,3 +147,54 @@ def test_sox(read, kind, with_g0):
         gamma=GAMMA, correction=0.0, read=read, with_g0=with_g0,
     )  # fmt: skip
     follow(objective, model, problem, path, with_g0)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.3])
+def test_scent(alpha):
+    """In plain space: the weight of a new mean of exponentials grows with the old one."""
+    problem, start, gamma, temperature = ref.Quadratics(), np.linspace(0.5, 1.5, 4), 0.2, 0.5
+    model = Point(start)
+    optimizer, update = optimizers("momentum", model.parameters(), 0.02)
+    settings: dict[str, Any] = {"gamma": gamma} if alpha is None else {"alpha": alpha}
+    objective = fcco.methods.scent(model, optimizer, 6, temperature=temperature, **settings)
+    rng, ours = np.random.default_rng(1), np.random.default_rng(1)
+    data, w, u, weights = TorchQuadratics(problem), start.copy(), {}, []
+    for _ in range(60):
+        sampled = problem.draw(rng, 3, 4)
+        value = {i: np.exp(np.array([problem.value(w, i, np.array([b]))[0] for b in batch]))
+                 for i, batch, _ in sampled}  # fmt: skip
+        before = {i: u.get(i, value[i].mean()) for i in value}
+        scale = gamma / (1 - gamma) / np.exp(np.median(np.log([*before.values()])))
+        scale = scale if alpha is None else alpha
+        G = np.zeros(4)
+        for i, batch, _ in sampled:
+            weight = scale * before[i] / (1 + scale * before[i])
+            weights.append(weight)
+            u[i] = (1 - weight) * before[i] + weight * value[i].mean()
+            for b, e in zip(batch, value[i], strict=True):
+                G += (
+                    temperature
+                    * e
+                    / u[i]
+                    * problem.jacobian(w, i, np.array([b]))[0]
+                    / (3 * len(batch))
+                )
+        w = update(w, G)
+        ids, samples = entries(problem.draw(ours, 3, 4), 1)
+        take_step(objective, lambda i=ids, s=samples: data.values(model.w, i, s), ids)
+        np.testing.assert_allclose(model.w.detach().numpy(), w, rtol=0, atol=1e-12)
+    assert max(weights) > 1.5 * min(weights)
+
+
+def test_scent_does_not_see_a_constant_in_the_exponents():
+    paths = []
+    for shift in (0.0, 300.0):
+        model, problem = Point(np.linspace(0.5, 1.5, 4)), ref.Quadratics()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        objective, data = fcco.methods.scent(model, optimizer, 6), TorchQuadratics(problem)
+        rng = np.random.default_rng(1)
+        for _ in range(30):
+            ids, samples = entries(problem.draw(rng, 3, 4), 1)
+            take_step(objective, lambda i=ids, s=samples: data.values(model.w, i, s) + shift, ids)  # noqa: B023
+        paths.append(model.w.detach().numpy().copy())
+    np.testing.assert_allclose(*paths, atol=1e-10)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from problems import LogisticGroups, Point, TorchQuadratics, decay, entries, take_step
 
 import fcco
+from fcco import methods
 from fcco.group_dro import GroupObjective
 from fcco.methods import ooa
 from fcco.rules.group_weights import mirror_ascent, project_kl_capped
@@ -115,11 +116,11 @@ def test_a_weight_that_underflowed_returns():
 
 def run_ours(
     problem: ref.Quadratics, start: np.ndarray, steps: int, optimizer: Any = None,
-    with_g0: bool = False, blocks: int = 3, **options: Any,
+    with_g0: bool = False, blocks: int = 3, build: Any = ooa, **options: Any,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, GroupObjective]:  # fmt: skip
     data, model = TorchQuadratics(problem), Point(start)
     make = optimizer or (lambda p: torch.optim.SGD(p, lr=0.03))
-    objective = ooa(model, make(model.parameters()), problem.num_inner, **options)
+    objective = build(model, make(model.parameters()), problem.num_inner, **options)
     rng = np.random.default_rng(1)
     path, weights, losses = [], [], []
     for _ in range(steps):
@@ -171,6 +172,41 @@ def test_equals_the_transcription(geometry, scaling, ratio, kind):
     if not common["with_g0"]:
         np.testing.assert_allclose(ours[2], losses, rtol=0, atol=1e-12)
     assert_in_simplex(tensor(ours[1]), cap)
+
+
+@pytest.mark.parametrize("method, gamma, offset, ratio", [
+    ("ooa", 0.3, None, None), ("ctc_dro", 1.0, 0.5, None), ("ctc_dro", 0.2, 0.1, 0.4)
+])  # fmt: skip
+def test_averaged_losses_and_smoothed_weights_equal_the_transcription(method, gamma, offset, ratio):
+    problem, cap = ref.Quadratics(), 1.0 if ratio is None else 1 / (ratio * 6)
+    path, weights, losses = dual.ooa(
+        problem, START, 200, lambda w, G: w - 0.03 * G, cap=cap, step=0.2, gamma=gamma,
+        offset=offset,
+    )  # fmt: skip
+    options: dict[str, Any] = {} if offset is None else {"offset": offset}
+    ours = run_ours(
+        problem, START, 200, ratio=ratio, step=0.2, gamma=gamma, build=getattr(methods, method),
+        **options,
+    )  # fmt: skip
+    assert np.ptp(weights, axis=0).max() > 0.05
+    for found, expected in zip(ours[:3], (path, weights, losses), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("offset", [0.05, 0.5, 20.0])
+def test_smoothed_weights_end_affine_in_the_losses(offset):
+    """The maximiser of sum_i L_i log(p_i + a), by cvxpy; group DRO's is one group."""
+    losses = np.array([0.4, 0.2, 1.0, 0.6, 0.8])
+    model = Point(losses)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    objective = methods.ctc_dro(model, optimizer, 5, offset=offset, step=0.05 * (1 + offset))
+    for _ in range(1500):
+        take_step(objective, lambda: model.w)
+    p = cp.Variable(5, nonneg=True)
+    whole: Any = [cp.sum(p) == 1]
+    cp.Problem(cp.Maximize(losses @ cp.log(p + offset)), whole).solve(solver=cp.CLARABEL)
+    assert p.value is not None
+    np.testing.assert_allclose(objective.group_weights(), p.value, atol=5e-5)
 
 
 # Reductions and invariants.

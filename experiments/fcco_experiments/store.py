@@ -473,8 +473,8 @@ def read_sweep(folder: Path) -> dict[str, Any] | None:
         sweep = json.loads(text)
     except ValueError as error:
         raise FolderError(f"{path} cannot be read: {error}.") from error
-    kinds = dict.fromkeys(("task", "rule", "limited", "settings", "ranking", "winners"), object)
-    return _require(path, sweep, kinds)
+    keys = ["task", "rule", "limited", "settings", "ranking", "winners"]
+    return _require(path, sweep, dict.fromkeys(keys, object))
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

@@ -575,3 +575,10 @@ def test_the_help_of_a_task_lists_its_own_keys_data_and_settings():
     assert "--shape.kind plain|steep" in toy
     general = fcco("compare", "--help").stdout
     assert "--hidden" not in general and "group-dro: amazon" in general
+
+
+def test_without_ray_its_option_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = ["compare", TOY, "--data", "quadratic", "--ray", "auto", "--out", "r"]
+    assert fcco(*words, code=2).stderr == "Error: --ray needs ray: pip install ray\n"
+    assert "leave it out, or --ray" in fcco(*words, "--workers", "2", code=2).stderr

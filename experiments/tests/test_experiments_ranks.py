@@ -20,7 +20,7 @@ import torch
 from fcco_experiments import config, distributed, environment, store
 from fcco_experiments import strategy as strategies
 from fcco_experiments.config import ConfigError
-from fcco_experiments.run import engine
+from fcco_experiments.run import engine, ranks
 from ranks_cases import spec
 from test_experiments_engine import equal, result, rows, weights
 
@@ -217,7 +217,7 @@ def test_whether_to_stop_is_not_asked_after_every_step(monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(distributed, "all_gather", gather)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    consensus = distributed.Consensus(lambda: False)
+    consensus = ranks.Consensus(lambda: False)
     for step in range(10_000):
         assert not consensus.step(work, step, agree=False)
     assert len(asked) < 20

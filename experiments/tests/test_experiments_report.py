@@ -318,6 +318,30 @@ def test_one_judge_decides_against_enumeration(seed, better):
     assert found.wins == (best in within and bool(others) and all(map(sure, others)))
 
 
+def test_methods_are_compared_on_the_seeds_that_both_have():
+    """A seed more, of either, does not count; without a common one there is no interval."""
+    dice = np.random.default_rng(3)
+    seeds = {"a": range(5), "b": range(2, 8), "c": range(20, 24)}
+    auc = {name: {k: 0.8 - 0.1 * (name > "a") + dice.normal(0, 0.01) for k in own}
+           for name, own in seeds.items()}  # fmt: skip
+    methods = {
+        name: [{"epoch": 1, "seed": k, "test_auc": v, "test_gap": 0.0} for k, v in own.items()]
+        for name, own in auc.items()
+    }
+    asked = Experiment(data="a", seeds=tuple(range(5)))
+    found = judge(Fair(), asked, methods)
+    both = [2, 3, 4]
+    test = scipy.stats.ttest_rel([auc["b"][k] for k in both], [auc["a"][k] for k in both])
+    (name, gap), = found.differences("test_auc").items()  # fmt: skip
+    assert found.best == "a" and name == "b" and gap.pairs == 3
+    assert (gap.low, gap.high) == pytest.approx(tuple(test.confidence_interval(0.95)))
+    lead = found.leads["b"]
+    assert (lead.low, lead.high) == pytest.approx((-gap.high, -gap.low)), "the table says the same"
+    assert not found.wins, "c has no seed in common with a"
+    del methods["c"]
+    assert judge(Fair(), asked, methods).wins == (gap.high < 0)
+
+
 def test_without_a_rule_or_a_direction_and_of_runs_that_ended_early_nobody_is_first():
     rows = [{"epoch": 3, "test_auc": 0.5, "test_gap": 0.0}] * 2
     asked = Experiment(data="a", seeds=(0, 1))

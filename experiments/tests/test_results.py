@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from fcco_experiments import compare, config, results, store, sweep
 from fcco_experiments.cli.app import app
-from fcco_experiments.report import conclude
 from fcco_experiments.store import FolderError
 from test_experiments_report import cells, checked
 from toy_task import TASK
@@ -136,7 +135,7 @@ def test_a_sweep_from_runs_to_its_small_file(tmp_path):
     chosen = sweep.settings_of(grid, BASE)
     plan = sweep.plan_sweep("toy_task:TASK", "quadratic", replace(BASE, epochs=1), chosen, (7, 8))
     found = sweep.choose(train(plan, tmp_path / "all"), chosen, BASE.seeds)
-    done = conclude.conclude_sweep(tmp_path / "all", found)
+    done = compare.conclude(tmp_path / "all")
     assert list(done.table) == list(found["winners"])
     comparison = store.load_comparison(tmp_path / "all")
     for name, won in found["winners"].items():
@@ -153,7 +152,7 @@ def test_a_sweep_from_runs_to_its_small_file(tmp_path):
         assert own["setting"] == entry["setting"]
         for key in ("val_loss", "val_excess"):
             assert own["figures"][key] == pytest.approx(entry["figures"][key], rel=1e-5)
-    again = conclude.conclude_sweep(tmp_path / "small", small)
+    again = compare.conclude(tmp_path / "small")
     assert [path.name for path in (tmp_path / "small").glob("*.json")] == []
     texts = [page.report.read_text(encoding="utf-8") for page in (done, again)]
     one, other = (

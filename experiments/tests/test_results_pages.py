@@ -142,7 +142,7 @@ def continual() -> list[str]:
     ]
     facts.append(f"{less[0][0]} points less lost on weather ({less[0][1]}) for {cost[0]} of gain")
     facts.append(f"{less[1][0]} ({less[1][1]}) for {cost[1]}.")
-    return [*facts, "within 1 point or one image", "BDD100K"]
+    return [*facts, "within 1 point or one image", *["BDD100K"] * 2]
 
 
 def prose(text: str) -> str:

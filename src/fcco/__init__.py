@@ -22,6 +22,8 @@ dataclass of its settings in `fcco.methods`:
 | `sox` | general | outer | f is smooth |
 | `alexr` | limits, general | dual_step, penalty | the problem is convex |
 | `ooa` | groups | nothing | you compare with group DRO |
+| `ctc-dro` | groups | nothing | group DRO puts all weight on the noisiest group |
+| `scent` | general | nothing | f is log-mean-exp, with many blocks |
 | `hinge` | limits | penalty | you compare with SONX on a penalty |
 | `squared-hinge` | limits | penalty | you compare with work on forgetting |
 | `recursive-hinge` | limits | smoothing, refresh_every, penalty | a large batch at times is cheap |

@@ -77,6 +77,7 @@ class ConstrainedObjective(Compositional):
         *,
         function: Callable[[], Any] | None = None,
         index: Index = None,
+        rows: Any = None,
     ) -> ConstraintReport:
         """A table of values, limits and multipliers, and what they say about the settings.
 
@@ -89,9 +90,10 @@ class ConstrainedObjective(Compositional):
                 violated constraints are then compared, and its values with the tracked ones. It
                 runs once, in the mode that the model is in; nothing is updated.
             index: of that call.
+            rows: of that call.
         """
         given = None if values is None else self._in_order(values)
-        return constraint_report(self, given, function, index)
+        return constraint_report(self, given, function, index, rows)
 
     def _own_limits(self) -> Any:
         limits = self.term.limits

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,31 +19,41 @@ from . import _checks
 from ._distributed import Group, find_group, gather_rows
 from ._files import DamagedFile, read_values, state_checksum, write_values
 from ._state import KeepsPrecision
+from .inputs import Measured, split
 
 __all__ = ["ReferenceLosses", "TaskHeads"]
 
 
 class ReferenceLosses(KeepsPrecision):
-    r"""Losses of the model before fine-tuning, one per protected sample.
+    r"""Losses of another model, one per sample: of that before fine-tuning, say.
 
     .. math::
         h_k(w) = \frac1{n_k}\sum_{i\in D_k}\bigl(\ell_i(w) - \ell_i(w_{\text{old}})\bigr) \le 0,
         \qquad k = 1,\dots,m
 
-    says that no protected class, task or domain k may get worse. Return per-sample differences as
-    values of the constraints, with k as index: on the same samples much noise cancels. The losses
-    are measured in evaluation mode: with dropout in training, its effect counts as forgetting.
+    says that no protected class, task or domain k may get worse. As `reference` of an objective
+    they are subtracted from the values of the rows that a call names: on the same samples much
+    noise cancels. With `tokens`, the mean of h_k is over tokens. The losses are measured in
+    evaluation mode: with dropout in training, its effect counts as forgetting.
 
     Args:
         losses: one finite number per sample, shape (N,).
+        tokens: number of tokens of each sample, shape (N,), where its loss is their mean.
+
+    Example:
+        >>> import fcco, torch
+        >>> old = fcco.ReferenceLosses(torch.tensor([0.5, 0.2, 0.9]))
+        >>> old.paired(lambda: torch.tensor([1.0, 0.5]), rows=[2, 0])()
+        tensor([0.1000, 0.0000])
 
     References:
         G. Li et al., Model developmental safety, 2024 (arXiv:2410.03955).
     """
 
     value: Tensor
+    tokens: Tensor | None
 
-    def __init__(self, losses: Tensor) -> None:
+    def __init__(self, losses: Tensor, tokens: Tensor | None = None) -> None:
         super().__init__()
         if losses.dim() != 1 or not losses.is_floating_point():
             raise ValueError(
@@ -52,10 +63,45 @@ class ReferenceLosses(KeepsPrecision):
         _check_finite(losses)
         dtype = torch.promote_types(losses.dtype, torch.float32)
         self.register_buffer("value", losses.detach().to(dtype, copy=True))
+        if tokens is not None:
+            if tokens.shape != losses.shape or not bool((tokens > 0).all()):
+                raise ValueError("`ReferenceLosses(tokens=...)` must be above 0, one per loss.")
+            tokens = tokens.detach().to(self.value, copy=True)
+        self.register_buffer("tokens", tokens)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Any) -> Tensor:
+        return self._of(self.value, rows)
+
+    def _of(self, table: Tensor, rows: Any) -> Tensor:
         # index_select refuses a negative row number, which value[rows] would count from the end.
-        return self.value.index_select(0, rows.to(self.value.device))
+        return table.index_select(0, torch.as_tensor(rows, device=table.device))
+
+    def weights(self, rows: Any) -> Tensor | None:
+        """The number of tokens of some rows; None where each counts once."""
+        return None if self.tokens is None else self._of(self.tokens, rows)
+
+    def paired(self, function: Callable[[], Any], rows: Any) -> Callable[[], Any]:
+        """Your function with the losses of the same rows subtracted from its values.
+
+        Args:
+            function: returns a loss per row, or (loss, these).
+            rows: number of the row of each value, shape (E,).
+        """
+        before = self(rows)
+
+        def differences() -> Any:
+            loss, values = split(function())
+            own = values.value if isinstance(values, Measured) else values
+            if not isinstance(own, Tensor) or own.shape != before.shape:
+                raise ValueError(
+                    f"A function whose values are compared with `reference` must return one for "
+                    f"each of the {len(before)} `rows`, a tensor of shape {tuple(before.shape)}."
+                )
+            own = own - before.to(own)
+            values = Measured(own, values.surrogate) if isinstance(values, Measured) else own
+            return values if loss is None else (loss, values)
+
+        return differences
 
     @classmethod
     def measure(
@@ -64,6 +110,7 @@ class ReferenceLosses(KeepsPrecision):
         batches: Callable[[], Iterable[tuple[Tensor | Sequence[int], Tensor]]],
         size: int,
         *,
+        tokens: Tensor | None = None,
         data: str = "",
         cache: str | os.PathLike[str] | None = None,
     ) -> ReferenceLosses:
@@ -77,6 +124,7 @@ class ReferenceLosses(KeepsPrecision):
             batches: a generator function that yields row numbers and their losses, both of shape
                 (R,), with each row 0, ..., N - 1 once.
             size: N.
+            tokens: see the class.
             data: for `cache`: names all that changes a loss and is not in the model, i.e. the data,
                 the preprocessing and the loss function. A checksum of the data is best.
             cache: a folder for the file, whose name depends on the model's state, `data` and N.
@@ -109,7 +157,7 @@ class ReferenceLosses(KeepsPrecision):
                 write_values(*file, losses)
             except OSError as error:
                 warnings.warn(f"Reference losses cannot be kept: {error}.", stacklevel=2)
-        return cls(losses.to(device))
+        return cls(losses.to(device), tokens)
 
 
 def _table(rows: Tensor | Sequence[int], losses: Tensor) -> Tensor:

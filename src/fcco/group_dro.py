@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from . import _checks, _watch
 from ._schedules import Smoothing
+from .continual import ReferenceLosses
 from .inputs import Index
 from .objective import Compositional
 from .outer import CVaR
@@ -41,6 +42,7 @@ class GroupObjective(Compositional):
         *,
         function: Callable[[], Any] | None = None,
         index: Index = None,
+        rows: Any = None,
         held_out: Any = None,
     ) -> GroupReport:
         """A table of the group losses and weights, and what they say about the settings.
@@ -49,10 +51,12 @@ class GroupObjective(Compositional):
             function: as in a call of the objective: the losses within a group are then compared.
                 Nothing is updated.
             index: of that call.
+            rows: of that call.
             held_out: mean losses on samples that are not trained on, to find groups that are
-                learnt by heart: (n,), a dict by group, or what `fcco.group_mean` returns.
+                learnt by heart: (n,), a dict by group, or what `fcco.group_mean` returns. With a
+                `reference`, differences from its losses.
         """
-        return group_report(self, self.group_weights(), function, index, held_out)
+        return group_report(self, self.group_weights(), function, index, held_out, rows)
 
 
 class CVaRGroupDRO(GroupObjective):
@@ -77,6 +81,9 @@ class CVaRGroupDRO(GroupObjective):
         gamma: weight of the new group loss; `"auto"` weighs noise against lag.
         correction: gamma' of the tracker, for a second forward pass at w_{t-1}, see `InnerTracker`.
         read: which u enters the gradient; `"old"`, as printed, acts on losses n/B1 steps older.
+        reference: losses of another model on the training rows. The groups are then compared by
+            how much worse than it they are, L_i(w) - L_i(reference), and a call names the rows:
+            `objective(function, index, rows=rows)`. What no model can learn counts no more.
         names: of the groups, in the order of their ids, for reports and errors.
         process_group: see `Compositional`, as is `offload`.
         table: `on_nonfinite`, `dtype` and `device` of the `InnerTracker`; the last two are the
@@ -94,6 +101,7 @@ class CVaRGroupDRO(GroupObjective):
         gamma: float | Literal["auto"] = "auto",
         correction: float | Literal["theory", "auto"] = 0.0,
         read: Literal["old", "new"] = "new",
+        reference: ReferenceLosses | None = None,
         names: Sequence[str] | None = None,
         process_group: Any = "auto",
         offload: bool = False,
@@ -121,7 +129,10 @@ class CVaRGroupDRO(GroupObjective):
         tracker = for_model(model, number, **options, **table)
         term = CVaRTerm(tracker, ratio, smoothing=smoothing)
         term.names = named
-        super().__init__(model, optimizer, term, process_group=process_group, offload=offload)
+        super().__init__(
+            model, optimizer, term, process_group=process_group, offload=offload,
+            reference=reference,
+        )  # fmt: skip
 
     @property
     def threshold(self) -> Tensor:

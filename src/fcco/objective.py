@@ -18,9 +18,11 @@ from ._replay import Replay
 from ._state import CheckedState, pack, unpack
 from ._watch import FAULTS, MIN_WAIT, WINDOW, FirstCalls, Loop, Losses, sequence_number
 from .certificate import Certificate, certify
+from .continual import ReferenceLosses
 from .inputs import ONLY, Index, mean_loss, parse, rows_by_block, split, term_name
 from .optim import MethodOptimizer
 from .previous import Optimizers, PreviousParameters, unwrap
+from .rules.arrays import view
 from .terms import AbstractTerm
 from .tracker import Batch, Blocks, Entries, NonFiniteValue, OpenStep, Tracked
 from .tracker.blocks import over_ranks
@@ -88,6 +90,8 @@ class Compositional(CheckedState):
             initialised), None, or a group. The result then equals one process on the global batch
             under DDP and FSDP2, which average gradients over ranks.
         offload: of the copy of w_{t-1} that a correction needs, see `PreviousParameters`.
+        reference: losses of another model: the values are then differences from it, and a call
+            names the `rows` of the table. They are part of the state.
 
     The function returns one of
 
@@ -109,8 +113,14 @@ class Compositional(CheckedState):
         *,
         process_group: Any = "auto",
         offload: bool = False,
+        reference: ReferenceLosses | None = None,
     ) -> None:
         super().__init__()
+        if not (reference is None or isinstance(reference, ReferenceLosses)):
+            raise TypeError(
+                "`reference=` must be `fcco.ReferenceLosses`, of one loss per row, but is: "
+                f"{type(reference).__name__}."
+            )
         named = {ONLY: terms} if isinstance(terms, AbstractTerm) else dict(terms)
         if not named:
             raise ValueError("`Compositional(terms=...)` must hold at least one term.")
@@ -119,6 +129,12 @@ class Compositional(CheckedState):
         self.terms: Any = nn.ModuleDict()
         self.terms._modules = _Fixed(named)  # by any name: `update` refuses those of its methods
         self._terms, self._single = named, set(named) == {ONLY}
+        if reference is not None and not self._single:
+            raise ValueError(
+                "An objective with several terms takes no `reference`: subtract its losses in your "
+                "function, `losses - reference(rows)`."
+            )
+        self.reference, self._has_reference = reference, reference is not None
         self._model = (model,)  # a tuple hides it: it has its own state_dict
         self.optimizer = optimizer
         self._process_group = process_group
@@ -180,8 +196,10 @@ class Compositional(CheckedState):
         function: Function,
         index: Index = None,
         *,
+        rows: Any = None,
         gradient: Function | None = None,
         gradient_index: Index = None,
+        gradient_rows: Any = None,
     ) -> Tensor:
         """The loss of one batch.
 
@@ -189,9 +207,11 @@ class Compositional(CheckedState):
             function: runs the model; see the class for what it returns.
             index: block of each entry (see `Index`); repeated ids are samples of one block, and a
                 value counts in each block of its sample. None: the entries are all n blocks.
+            rows: with a `reference`, the row of each value in its table.
             gradient: a second function for an independent batch of the same blocks: it carries
                 the gradient (and g0) while `function` gives the values (Alg. 2, line 5).
             gradient_index: its index, when that differs.
+            gradient_rows: its rows.
         """
         differentiating = torch.is_grad_enabled()
         # An interrupt right after `acquire` would leave the lock behind: only a call that is really
@@ -203,7 +223,16 @@ class Compositional(CheckedState):
                 "must follow each other."
             )
         try:
-            return self._loss(function, index, gradient, gradient_index)
+            if not self._has_reference and rows is None:
+                return self._loss(function, index, gradient, gradient_index)
+            function, weights = self._compared(function, index, rows)
+            gradient_weights = weights
+            if gradient is not None:
+                other = index if gradient_index is None else gradient_index
+                gradient, gradient_weights = self._compared(gradient, other, gradient_rows)
+                gradient_index = other
+            both = weights, gradient_weights
+            return self._loss(function, index, gradient, gradient_index, both)
         except RanksOutOfStep as error:
             self._step.number = error.latest  # the next call is the same on all ranks again
             raise
@@ -233,6 +262,7 @@ class Compositional(CheckedState):
         index: Index,
         gradient: Function | None,
         gradient_index: Index,
+        weights: tuple[Any, Any] = (None, None),
     ) -> Tensor:
         """Read the index; end the last step; evaluate at w_{t-1} and at w_t; track; combine.
 
@@ -251,8 +281,10 @@ class Compositional(CheckedState):
         replay: Any = None
         if self._replay is not False and updating and group is None and gradient is None:
             replay = self._replay = self._find_replay()
-        blocks = self._find_blocks(index, bool(replay))  # before the model runs
-        gradient_blocks = None if gradient_index is None else self._find_blocks(gradient_index)
+        blocks = self._find_blocks(index, bool(replay), weights[0])  # before the model runs
+        gradient_blocks = None
+        if gradient_index is not None:
+            gradient_blocks = self._find_blocks(gradient_index, weights=weights[1])
         if updating:
             self._end_step_if_parameters_moved(group is None)
         if self._look_backs and updating:
@@ -330,10 +362,26 @@ class Compositional(CheckedState):
         self._replay = None  # it may be on another device now
         return super()._apply(*arguments, **options)
 
-    def _find_blocks(self, index: Index, later: bool = False) -> dict[str, Blocks | None]:
+    def _compared(self, function: Function, index: Index, rows: Any) -> tuple[Function, Any]:
+        """A function of differences from the reference, and how many samples each counts for."""
+        if self.reference is None:
+            raise ValueError("`rows` are those of a `reference`, which this objective has not.")
+        if rows is None:
+            raise ValueError(
+                "This objective has a `reference`: say which row of it each value belongs to, "
+                "`objective(function, index, rows=rows)` (`gradient_rows` with `gradient`)."
+            )
+        if index is None:
+            raise ValueError("`objective(function, index, rows=rows)`: rows need an `index`.")
+        return self.reference.paired(function, rows), self.reference.weights(rows)
+
+    def _find_blocks(
+        self, index: Index, later: bool = False, weights: Tensor | None = None
+    ) -> dict[str, Blocks | None]:
         """The blocks of each term, checked; those of values by name are known only afterwards.
 
-        With `later`, the distinct ones are found when they are tracked.
+        With `later`, the distinct ones are found when they are tracked. `weights` are the samples
+        that each value counts for, with one term.
         """
         given = index if isinstance(index, Mapping) else dict.fromkeys(self._terms, index)
         without_terms = index is not None and index is not given and not self._single
@@ -348,7 +396,12 @@ class Compositional(CheckedState):
             if ids is None and (not self._single or term.names is not None):
                 result[name] = None
                 continue
-            result[name] = found = term.tracker.blocks(ids, later)
+            found = term.tracker.blocks(ids, later and weights is None)
+            if weights is not None:
+                samples = found.sample_of_entry
+                weights = weights.to(term.tracker.value)
+                found = found.weighted(view(weights if samples is None else weights[samples]))
+            result[name] = found
             if found.sample_of_entry is not None and not term.overlapping:
                 raise ValueError(
                     f"`{type(term).__name__}` needs the one block of each entry as `index`, "
@@ -438,9 +491,14 @@ class Compositional(CheckedState):
         nothing = tracker.rows[:0]
         return tracker.entries(blocks, nothing, None, nothing, blocks if independent else None)
 
-    def entries(self, function: Function, index: Index = None) -> dict[str, Entries]:
+    def entries(
+        self, function: Function, index: Index = None, rows: Any = None
+    ) -> dict[str, Entries]:
         """The values of a batch by term, with their gradient; nothing is tracked."""
-        return self._evaluate(function, self._find_blocks(index))[1]
+        weights = None
+        if self._has_reference or rows is not None:
+            function, weights = self._compared(function, index, rows)
+        return self._evaluate(function, self._find_blocks(index, weights=weights))[1]
 
     def _combined(
         self,
@@ -609,11 +667,12 @@ class Compositional(CheckedState):
         """The coupled part of the objective itself, at the tracked u: no smoothing, no g0."""
         return torch.stack([term.value() for term in self._terms.values()]).sum()
 
-    def warm_up(self, batches: Iterable[tuple[Function, Index]]) -> None:
+    def warm_up(self, batches: Iterable[tuple[Any, ...]]) -> None:
         """Start every tracker from a pass over the data (Alg. 1, lines 2-3).
 
-        `batches` are pairs of a function and an index; the values of each block are averaged over
-        all of them. Without a warm-up, a block starts at its first visit.
+        `batches` are pairs of a function and an index, with rows where there is a reference; the
+        values of each block are averaged over all of them. Without a warm-up, a block starts at its
+        first visit.
         """
         pooled = self.pool(batches)
         for name, batch in pooled.items():  # all are checked before one is written
@@ -622,12 +681,12 @@ class Compositional(CheckedState):
             self._terms[name].tracker.set_batch(batch)
         self._give_up()
 
-    def pool(self, batches: Iterable[tuple[Function, Index]]) -> dict[str, Batch]:
+    def pool(self, batches: Iterable[tuple[Any, ...]]) -> dict[str, Batch]:
         """The values of each term over many batches, and over ranks; no gradient, no update."""
         pooled: dict[str, Batch] = {}
-        for function, index in batches:
+        for function, index, *rows in batches:
             with torch.no_grad():
-                entries = self.entries(function, index)
+                entries = self.entries(function, index, *rows)
             for name, each in entries.items():
                 batch = self._terms[name].tracker.pool(each._replace(previous=None))
                 pooled[name] = pooled[name].merge(batch) if name in pooled else batch
@@ -661,9 +720,15 @@ class Compositional(CheckedState):
             limit: one for all blocks, or a dict by their names or numbers; see `certify`. Those of
                 the objective unless given.
             reference: the values of another model for the same rows, in the same form. The limit
-                is then that of the differences, 0 unless given.
+                is then that of the differences: 0 unless given, or where the objective has a
+                `reference` too, its own.
             options: `level`, `tolerance`, `min_rows`, `joint` and `seed` of `certify`.
         """
+        if self._has_reference and reference is None and limit is None:
+            raise ValueError(
+                "The limits of this objective are on differences: give the values of the reference "
+                "model on these rows, `certificate(..., reference=values)`."
+            )
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
@@ -675,7 +740,7 @@ class Compositional(CheckedState):
         rows = rows_by_block(self.term, values, index)
         if reference is not None:
             options["reference"] = rows_by_block(self.term, reference, index)
-            limit = 0.0 if limit is None else limit
+            limit = 0.0 if limit is None and not self._has_reference else limit
         return certify(rows, self._own_limits() if limit is None else limit, **options)
 
     def _own_limits(self) -> Any:

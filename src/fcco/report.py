@@ -141,12 +141,14 @@ class GroupReport(Report):
         at_cap: how many have the largest weight.
         share: of a batch that has groups equally often, how much carries the weight: the noise of
             the gradient is that of a plain mean over so much of it.
+        differences: the losses are differences from those of a reference.
     """
 
     cvar: float
     mean: float
     at_cap: int
     share: float
+    differences: bool = False
 
     def __str__(self) -> str:
         summary = (
@@ -156,7 +158,8 @@ class GroupReport(Report):
         if self.share < 0.95:
             summary += f"\n{self.share:.0%} of a batch carries the weight: one "
             summary += f"{1 / self.share:.1f} times as large has the noise of a plain mean"
-        return self._text(["group", "loss", "weight", ""], summary)
+        loss = "loss - reference" if self.differences else "loss"
+        return self._text(["group", loss, "weight", ""], summary)
 
 
 @dataclass(frozen=True)
@@ -188,8 +191,12 @@ def group_report(
     function: Callable[[], Any] | None,
     index: Index,
     held_out: Any,
+    compared: Any = None,
 ) -> GroupReport:
-    """See `GroupObjective.report`; the weights are those of each group in the gradient."""
+    """See `GroupObjective.report`; the weights are those of each group in the gradient.
+
+    `compared` are the rows of the reference, as in `ConstrainedObjective.report`.
+    """
     term, tracker = objective.term, objective.term.tracker
     known = tracker.seen_rows()
     if not len(known):
@@ -201,7 +208,7 @@ def group_report(
         term,
         rows,
         errors.tolist(),
-        entries=_measured(objective, function, index),
+        entries=_measured(objective, function, index, compared),
         held_out=[] if held_out is None else _held_out(rows, held_out),
     )
     some = weights[tracker.seen]
@@ -214,6 +221,7 @@ def group_report(
         mean=known.mean().item(),
         at_cap=sum(row.capped for row in rows),
         share=(some.sum().square() / some.square().sum() / len(rows)).item(),
+        differences=objective.reference is not None,
     )
 
 
@@ -239,6 +247,7 @@ def constraint_report(
     values: Tensor | None,
     function: Callable[[], Any] | None,
     index: Index,
+    compared: Any = None,
 ) -> ConstraintReport:
     """See `ConstrainedObjective.report`."""
     term, tracker = objective.term, objective.term.tracker
@@ -262,7 +271,7 @@ def constraint_report(
         rows,
         error.tolist(),
         given=values is not None,
-        entries=_measured(objective, function, index),
+        entries=_measured(objective, function, index, compared),
         parameters=tuple(each for each in objective.model.parameters() if each.requires_grad),
     )
     worst = max(rows, key=lambda row: row.badness)
@@ -292,12 +301,14 @@ def _largest(rows: Tensor, signed: bool = False) -> Tensor:
     return rows.gather(1, rows.abs().argmax(1, keepdim=True)).squeeze(1)
 
 
-def _measured(objective: Any, function: Callable[[], Any] | None, index: Index) -> Entries | None:
+def _measured(
+    objective: Any, function: Callable[[], Any] | None, index: Index, compared: Any
+) -> Entries | None:
     """What the function returns for the term of the report; None without a function."""
     if function is None:
         return None
     with torch.enable_grad():
-        entries = objective.entries(function, index)
+        entries = objective.entries(function, index, compared)
     name = next(name for name, term in objective.terms.items() if term is objective.term)
     if name not in entries:
         raise ValueError(f"`report(function=...)` must return values of {name!r}.")
@@ -372,7 +383,7 @@ class _Facts:
         if self.tracker.estimate is None:
             return None
         known = Pooled(*self.tracker.estimate.pooled.tolist())
-        return known.noise_and_drift() if known.steps >= 20 else None
+        return known.noise_and_drift()[:2] if known.steps >= 20 else None
 
     @cached_property
     def violated(self) -> list[Row]:
@@ -521,7 +532,7 @@ def _same_within_groups(facts: _Facts) -> _Found:
     blocks, losses = entries.blocks.as_tensors(), tensor(entries.fresh).double()
     mean = blocks.sums(losses) / blocks.counts
     spread, size = (losses - blocks.of_entries(mean)).square().sum(), losses.square().mean()
-    if len(mean) < 2 or spread >= 1e-4 * size * (blocks.counts - 1).sum():
+    if len(mean) < 2 or spread >= 1e-4 * size * (len(losses) - len(mean)):
         return None
     return {"where": f"{mean.mean():.3g}"}
 

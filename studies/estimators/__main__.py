@@ -90,7 +90,8 @@ def train(some: Iterable[Cell], runner: Runner, seeds: int, quick: bool = False)
         for cell in some
     }
     every = [job for own in jobs.values() for job in own]
-    runner(sorted(every, key=lambda job: job.seed), "runs")
+    every.sort(key=lambda job: job.seed)
+    runner(every, "runs")
     return {cell: Runs(runner.of(own)) for cell, own in jobs.items()}
 
 

@@ -70,7 +70,7 @@ def train(problem: str, runner: Runner, tuning: int, seeds: int, steps: int | No
 
 def published(problem: str) -> Found:
     """All of it, from the published runs."""
-    runner = Runner(run, Figures, 0, publish.runs("identities"))
+    runner = Runner(partial(run, files=Files()), Figures, 0, publish.runs("identities"))
     return train(problem, runner, *BUDGET.get(problem, USUAL))
 
 

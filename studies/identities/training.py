@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from studies.runner import Job
+from studies.small_batches import build
 
-from ..small_batches import build
 from .comments import Part, load
 from .methods import FPR, LIMIT, METHODS, Task
 

@@ -123,7 +123,8 @@ def binary(figure: Callable[..., float], *limits: float) -> Figure:
 def ndcg(k: int) -> Figure:
     def figure(part: Part, scores: Tensor) -> float:
         assert part.query is not None
-        return list_figures("", *(t.numpy() for t in (part.y, scores, part.query)), k)["_ndcg"]
+        found = list_figures("", part.y.numpy(), scores.numpy(), part.query.numpy(), k)
+        return found["_ndcg"]
 
     return figure
 

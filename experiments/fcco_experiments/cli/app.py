@@ -171,8 +171,8 @@ def sweep(context: typer.Context, **given: Any) -> None:
     _, code = _train(given, plan, folder, hidden="test", fleets=fleets)
     if distributed.is_first():
         final = request.config.seeds
-        found = _interruptible(folder, lambda: sweeps.choose(folder, chosen, final))
-        _conclude_sweep(found, folder, given)
+        _interruptible(folder, lambda: sweeps.choose(folder, chosen, final))
+        _conclude(folder, given)
     raise typer.Exit(code)
 
 
@@ -198,15 +198,11 @@ def report(
     **given: Any,
 ) -> None:
     """Write the table and the report anew, from saved or published runs."""
-    from .. import results, sweep, tasks
+    from .. import results, tasks
 
     if task is not None:
         tasks.get(task)
-    saved = _interruptible(folder, lambda: sweep.read(folder))
-    if saved is None:
-        _conclude(folder, given)
-    else:
-        _conclude_sweep(saved, folder, given)
+    _conclude(folder, given)
     if publish is not None:
         for path in _interruptible(folder, lambda: results.publish(folder, publish)):
             typer.echo(printable(f"Published: {path}"), err=True)
@@ -354,40 +350,18 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
 
     done = _interruptible(out, lambda: compare.conclude(out))
     printer = Printer(given)
+    printer.text(*done.verdict)
+    printer.text(*done.winners, mark="- ")
     if done.table:
-        printer.text(*done.verdict)
-        printer.table(stats.cells(done.table, done.page.metrics, done.rule, wide=given["wide"]))
+        printer.table(stats.cells(done.table, done.metrics, done.rule, wide=given["wide"]))
     if done.next_steps:
         printer.line("Next:")
         printer.text(*done.next_steps, mark="- ")
     printer.line(f"Report: {done.report}")
+    if done.compare:
+        printer.line(f"Compare the winners: {done.compare}")
     for warning in done.warnings:
         typer.echo(printable(f"Warning: {warning}"), err=True)
-    printer.json({"methods": done.table})
-
-
-def _conclude_sweep(sweep: dict[str, Any], out: Path, given: Mapping[str, Any]) -> None:
-    """Write table and report of a sweep; print the rule, the winners and their figures."""
-    from .. import stats, store
-    from ..report.conclude import conclude_sweep
-    from .display import Printer
-
-    done = _interruptible(out, lambda: conclude_sweep(out, sweep))
-    printer = Printer(given)
-    settings = {entry["name"]: entry for entry in sweep["settings"]}
-    printer.text(f"Chosen by: {sweep['rule']}.")
-    for name, ranked in sweep["ranking"].items():
-        text = "none came to its end"
-        if won := settings.get(sweep["winners"].get(name)):
-            values = {key.removeprefix("settings."): v for key, v in won["setting"].items()}
-            text = ", ".join(f"{key} {value}" for key, value in values.items())
-            text += "" if won["feasible"] else "; not feasible"
-        printer.text(f"{name}: {text} (best of {len(ranked)})", mark="- ")
-    if done.table:
-        printer.table(stats.cells(done.table, done.metrics, wide=given["wide"]))
-    printer.line(f"Report: {done.report}")
-    if (out / store.WINNERS).is_file():
-        printer.line(f"Compare the winners: {done.compare}")
     printer.json({"methods": done.table})
 
 

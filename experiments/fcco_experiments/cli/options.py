@@ -342,6 +342,13 @@ def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
         raise ConfigError(f"--device must be auto, cpu or cuda but is: {device}.")
     if reason is not None:
         return None
+    from .. import distributed
     from ..run.fleets import Fleets
+
+    if distributed.is_launched():
+        raise ConfigError(
+            "Runs are trained together by one process: leave torchrun out. On several machines: "
+            "--ray. One by one, each on all processes: --no-fleet."
+        )
 
     return Fleets(device or "auto", given["chunk"])

@@ -152,14 +152,20 @@ def load_two_groups(
     if table.is_table(data):
         columns = columns or Columns()
         return table.two_groups(str(data), table.read_table(data, columns), columns, {}, **options)
-    own = card(str(data))
-    if own.kind != "fairness":
-        there = ", ".join(name for name in names() if card(name).kind == "fairness")
-        raise WrongData(f"`{data}` has no two groups; these have: {there}; or give a table.")
+    own = _known(data, "fairness", "two groups of people")
     if not own.copies:
         return GENERATED[own.name](**options)
     read = _read(own, folder, download, progress)
     return table.two_groups(own.name, read, own.columns, own.values, **options)
+
+
+def _known(data: str | os.PathLike[str], kind: str, what: str) -> Card:
+    """The card of a data set of that kind."""
+    own = card(str(data))
+    if own.kind != kind:
+        there = ", ".join(name for name in names() if card(name).kind == kind)
+        raise WrongData(f"`{data}` has no {what}; these have: {there}; or give a table.")
+    return own
 
 
 def _read(own: Card, folder: Place, download: bool, progress: Progress | None) -> table.Table:
@@ -191,10 +197,7 @@ def load_grouped(
         columns = columns or Columns()
         read = table.read_table(data, columns, (size[0], size[1]))
         return table.grouped(str(data), read, columns, {}, **options)
-    own = card(str(data))
-    if own.kind != "groups":
-        there = ", ".join(name for name in names() if card(name).kind == "groups")
-        raise WrongData(f"`{data}` has no groups of samples; these have: {there}; or give a table.")
+    own = _known(data, "groups", "groups of samples")
     if not own.copies:
         return GENERATED[own.name](**options)
     read = _read(own, folder, download, progress)

@@ -491,30 +491,19 @@ def grouped(
         summary: see `GroupedData`.
     """
     _needs(table, columns, ("label",))
-    if len([role for role in (columns.text, columns.image, columns.features) if role]) > 1:
-        raise WrongData("Name one of `text`, `image` and `features`: one kind of input.")
+    if columns.overlapping and (columns.group or limit or classes or by_user or whole_groups):
+        other = "group" if columns.group else "sample_limit" if limit else ""
+        raise WrongData(
+            f"`overlapping` does not go together with `{other}`; leave one of them out."
+            if other
+            else "`overlapping` is for group-dro; leave it out."
+        )
     if classes:
-        table, values = _of_classes(table, columns.label, classes), {**values}
-        values[columns.label] = {name: name for name in classes}
-    if columns.text and distinct:
-        _column(table, "text", columns.text)
-        own = (*columns.group, *_matches(table, "overlapping", columns.overlapping), columns.text)
-        same = [column if column in table.frame else column.partition("=")[0] for column in own]
-        table = _rows(table, np.flatnonzero(~table.frame.duplicated(same)))
-    if columns.image:
-        _check_images(table, columns.image)
-    if near is not None:
-        table = _rows(table, distinct_rows(_images(table, columns.image), near).numpy())
+        values = {**values, columns.label: {name: name for name in classes}}
+    table = _chosen(table, columns, classes, distinct, near)
     label, class_names = coded(table, "label", columns.label, values.get(columns.label))
     members: np.ndarray | None = None
     if columns.overlapping:
-        if columns.group or limit or classes or by_user or whole_groups:
-            other = "group" if columns.group else "sample_limit" if limit else ""
-            raise WrongData(
-                f"`overlapping` does not go together with `{other}`; leave one of them out."
-                if other
-                else "`overlapping` is for group-dro; leave it out."
-            )
         members, groups = memberships(table, columns.overlapping)
         group = rarest_group(torch.from_numpy(members)).numpy()
     elif by_user:
@@ -523,14 +512,15 @@ def grouped(
     else:
         group, groups = crossed(table, columns.group or (columns.label,), values)
     split = _split(table, columns.split)
+    whole = by_user or whole_groups
+    counts = torch.bincount(_tensor(group), minlength=len(groups))
+    part_of = None if split is None or not whole else _part_of(table, group, split)
     cells = _tensor(group * 3 + (0 if split is None else split))
     own = kept(cells, limit)
     own = own[sampled(cells[own], keep)].numpy()
-    counts = torch.bincount(_tensor(group), minlength=len(groups))
-    whole = by_user or whole_groups
-    part_of = None if split is None or not whole else _part_of(table, group, split)
     table, label, group = _rows(table, own), label[own], group[own]
-    split = None if split is None else split[own]
+    split, members = (None if each is None else each[own] for each in (split, members))
+    places = None if split is None else _tensor(split)
     if by_user:
         cut: Any = ByUser(_tensor(label), _tensor(group), counts, part_of=part_of)
     elif whole_groups:
@@ -541,11 +531,9 @@ def grouped(
             )
         cut = WholeGroups(_tensor(label), _tensor(group), groups, part_of)
     elif members is not None:
-        members = members[own]
         cut = WithinGroups(
-            _tensor(label), _tensor(group), groups,
-            split=None if split is None else _tensor(split), members=torch.from_numpy(members),
-        )  # fmt: skip
+            _tensor(label), _tensor(group), groups, split=places, members=torch.from_numpy(members)
+        )
         _check_overlapping(table, columns, class_names, cut)
         group = members
     else:
@@ -553,8 +541,7 @@ def grouped(
         shown, shown_names = crossed(table, reported, values) if reported else (None, ())
         cut = WithinGroups(
             _tensor(label), _tensor(group), groups,
-            None if shown is None else _tensor(shown), shown_names,
-            split=None if split is None else _tensor(split),
+            None if shown is None else _tensor(shown), shown_names, split=places,
         )  # fmt: skip
     kind, samples, marks = _samples(table, columns, split)
     return GroupedData(
@@ -570,6 +557,26 @@ def grouped(
         summary=summary,
         inputs=digest(kind, *marks),
     )  # fmt: skip
+
+
+def _chosen(
+    table: Table, columns: Columns, classes: Sequence[str], distinct: bool, near: float | None
+) -> Table:
+    """The rows of the classes, without texts and images that repeat others; images are checked."""
+    if len([role for role in (columns.text, columns.image, columns.features) if role]) > 1:
+        raise WrongData("Name one of `text`, `image` and `features`: one kind of input.")
+    if classes:
+        table = _of_classes(table, columns.label, classes)
+    if columns.text and distinct:
+        _column(table, "text", columns.text)
+        own = (*columns.group, *_matches(table, "overlapping", columns.overlapping), columns.text)
+        same = [column if column in table.frame else column.partition("=")[0] for column in own]
+        table = _rows(table, np.flatnonzero(~table.frame.duplicated(same)))
+    if columns.image:
+        _check_images(table, columns.image)
+    if near is not None:
+        table = _rows(table, distinct_rows(_images(table, columns.image), near).numpy())
+    return table
 
 
 def _needs(

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,23 +52,14 @@ class _Mailbox:
         self.begun: list[int] = []
         self.stopped = False
 
-    def begin(self, number: int) -> bool:
-        self.begun.append(number)
+    def tell(self, events: list[Event], begun: list[int]) -> bool:
+        self.events += events
+        self.begun += begun
         return self.stopped
 
-    def tell(self, event: Event) -> bool:
-        self.events.append(event)
-        return self.stopped
-
-    def is_stopped(self) -> bool:
-        return self.stopped
-
-    def stop(self) -> None:
-        self.stopped = True
-
-    def take(self) -> tuple[list[Event], list[int]]:
+    def take(self, stop: bool) -> tuple[list[Event], list[int]]:
         """All that is new."""
-        new = self.events, self.begun
+        new, self.stopped = (self.events, self.begun), stop
         self.events, self.begun = [], []
         return new
 
@@ -93,8 +86,10 @@ class Cluster:
                 socket.create_connection((place.hostname, place.port), timeout=20).close()
             ray.init(address=self.address, log_to_driver=False, logging_level="error")
         except (OSError, ValueError, RuntimeError) as error:
-            text = str(error).strip().splitlines()[0]
-            raise ConfigError(f"--ray {self.address}: there is no Ray cluster: {text}") from error
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"--ray {self.address}: no Ray cluster can be used: {text}"
+            ) from error
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -132,25 +127,28 @@ class Cluster:
         stopped = False
         while left:
             ended, _ = ray.wait(list(left), timeout=0.2)
-            events, begins = ray.get(mailbox.take.remote())
-            for number in begins:
+            for number in self._hear(mailbox, tell, stopped):
                 if number in begun:
                     text = "its process was lost; another one goes on from its checkpoint"
                     tell(Event("note", "", text=f"{jobs[number].title}: {text}."))
                 begun.add(number)
-            for event in events:
-                tell(event)
             for done in ended:
                 outcomes += self._outcomes(done, jobs[left.pop(done)], tell)
             if stop() and not stopped:
                 stopped = True
-                ray.get(mailbox.stop.remote())
+                begun.update(self._hear(mailbox, tell, stopped))
                 for waiting, number in left.items():
                     if number not in begun:
                         ray.cancel(waiting)
-        for event in ray.get(mailbox.take.remote())[0]:
-            tell(event)
+        self._hear(mailbox, tell, stopped)
         return outcomes
+
+    def _hear(self, mailbox: Any, tell: Tell, stop: bool) -> list[int]:
+        """Pass events on, and say whether to stop; the numbers of the jobs that were begun."""
+        events, begun = self.ray.get(mailbox.take.remote(stop))
+        for event in events:
+            tell(event)
+        return begun
 
     def _outcomes(self, done: Any, job: Job, tell: Tell) -> list[Outcome]:
         ray = self.ray
@@ -170,45 +168,65 @@ _loaded: list[Problem] = []
 
 def _do(number: int, here: _Here) -> list[Outcome]:
     """A task of Ray: one job, in a process on any machine."""
-    job, link = here.jobs[number], _Link(here.mailbox)
-    if link.call("begin", number):
-        return [Outcome(spec.label, "stopped") for spec in job.specs]
+    job = here.jobs[number]
     sys.argv[:] = here.words
     os.environ.update(here.variables)
     with contextlib.suppress(OSError):  # where the paths of the command begin
         os.chdir(here.folder)
     torch.set_num_threads(1)  # another number may round differently
-    if not _loaded:
-        try:
+    with _Link(here.mailbox, number) as link:
+        if link.stop():
+            return [Outcome(spec.label, "stopped") for spec in job.specs]
+        if not _loaded:
             like = job.specs[0]  # what is loaded is the same for all
-            problem = fetch(like, lambda *download: None)
-            _loaded.append(problem or load(like, link.tell))
-        except LoadError as error:
-            raise LoadError(f"{error} (on {socket.gethostname()})", error.details) from error
-    return job.do(_loaded[0], link.tell, link.stop)
+            try:
+                problem = fetch(like, lambda *download: None)
+                _loaded.append(problem or load(like, link.tell))
+            except LoadError as error:
+                raise LoadError(f"{error} (on {socket.gethostname()})", error.details) from error
+        return job.do(_loaded[0], link.tell, link.stop)
 
 
 class _Link:
-    """A job's way to the command. When that cannot be reached, the job saves itself and stops."""
+    """A job's way to the command. When that cannot be reached, the job saves itself and stops.
 
-    def __init__(self, mailbox: Any) -> None:
-        self.mailbox, self.stopped, self.looked = mailbox, False, time.monotonic()
+    A thread of its own waits for the answers: a task that waits in its main thread gives its core
+    back to Ray, which begins another one there.
+    """
 
-    def call(self, name: str, *arguments: Any) -> bool:
-        import ray
+    def __init__(self, mailbox: Any, number: int) -> None:
+        self.mailbox, self.number = mailbox, number
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.tell = self.events.put
+        self.stopped = self.over = False
+        self.answered = threading.Event()
+        self.thread = threading.Thread(target=self._exchange, daemon=True)
 
-        try:
-            self.stopped |= ray.get(getattr(self.mailbox, name).remote(*arguments))
-        except ray.exceptions.RayError:
-            self.stopped = True
-        return self.stopped
+    def __enter__(self) -> _Link:
+        self.thread.start()
+        self.answered.wait()
+        return self
 
-    def tell(self, event: Event) -> None:
-        self.call("tell", event)
+    def __exit__(self, *error: object) -> None:
+        self.over = True
+        self.thread.join()
 
     def stop(self) -> bool:
-        now = time.monotonic()
-        if not self.stopped and now - self.looked > 0.5:  # seconds; a look takes a millisecond
-            self.looked = now
-            self.call("is_stopped")
         return self.stopped
+
+    def _exchange(self) -> None:
+        import ray
+
+        begun, last = [self.number], False
+        while not last:
+            last, events = self.over, list[Event]()
+            while not self.events.empty():
+                events.append(self.events.get())
+            try:
+                self.stopped |= ray.get(self.mailbox.tell.remote(events, begun))
+            except ray.exceptions.RayError:
+                self.stopped = last = True
+            begun = []
+            self.answered.set()
+            if not last:
+                time.sleep(0.2)

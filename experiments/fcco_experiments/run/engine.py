@@ -12,10 +12,10 @@ from typing import Any
 
 from .. import distributed, environment, store, tasks
 from ..config import dump, plain
-from ..distributed import Consensus, Diverged, fingerprint
 from ..store import Event, FolderError, Kind, Outcome, RunSpec
 from ..task import FleetTraining, Problem, Row, Task, Training
 from . import checkpoint
+from .ranks import Consensus, Diverged, fingerprint
 
 Tell = Callable[[Event], None]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from .. import distributed, environment, store, tasks
-from ..config import ConfigError, from_plain
+from ..config import from_plain
 from ..store import FLEET_FOLDER, FLEET_LINES, Event, FolderError, Kind, Outcome, RunSpec
 from ..task import FleetTraining, Method, Problem, Row
 from . import checkpoint, engine
@@ -70,11 +70,6 @@ class Fleets:
             gpus: how many there are for jobs that several processes do, 0 for CPUs; None where
                 they come one after another in this process.
         """
-        if distributed.world_size() > 1:
-            raise ConfigError(
-                "Runs are trained together by one process: leave torchrun out. On several "
-                "machines: --ray. One by one, each on all processes: --no-fleet."
-            )
         data, like = problem.fingerprint(), specs[0]
         done = _finished(out, data)
         here = Fleet((), out, self.wanted(like), 0, FLEET_LINES, self.chunk, data)

@@ -16,7 +16,7 @@ from .. import distributed, environment, store, tasks
 from ..config import ConfigError, from_plain, plain
 from ..store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
 from ..task import Experiment, Problem, Progress
-from . import engine, jobs, workers
+from . import engine, jobs, ranks, workers
 from .fleets import Fleets
 
 
@@ -75,7 +75,7 @@ def execute(
         fleets: trains the runs that a fleet can hold together.
         ray: the address of a Ray cluster that trains, with `out` on a path that all machines see.
     """
-    distributed.run_on_all(lambda: distributed.check_same_plan(plan.specs))
+    distributed.run_on_all(lambda: ranks.check_same_plan(plan.specs))
     with contextlib.ExitStack() as lock:
         meta, done_before = distributed.run_on_first(
             lambda: _open(plan, out, resume, overwrite, lock)

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -147,6 +147,17 @@ def make_optimizer(parameters: Iterable[Tensor], method: Method) -> torch.optim.
     return torch.optim.SGD(parameters, lr=method.lr, weight_decay=decay)
 
 
+def check_method(method: Method, by_task: Collection[str], words: Collection[str] = ()) -> None:
+    """Refuse a word that is none of `words`, if any, and settings that the task makes."""
+    if words and method.method not in words:
+        raise ValueError(f"`method` must be one of {', '.join(words)} but is: {method.method}.")
+    for name in method.settings:
+        if name in by_task:
+            raise ValueError(
+                f"`settings.{name}` of {method.method} is made by the task; leave it out."
+            )
+
+
 @dataclass
 class Stepped:
     """A method on a task: what makes its loss and what steps it; tasks add what they need."""
@@ -229,6 +240,28 @@ def chunks(
     loaded = loader(config, samples, rows, [piece.tolist() for piece in pieces], device)
     for piece, (inputs, _) in zip(pieces, loaded, strict=True):
         yield piece, inputs.to(device, non_blocking=True)
+
+
+@torch.no_grad()
+def per_sample(
+    config: OnMachine,
+    samples: Samples,
+    rows: Tensor,
+    device: torch.device,
+    function: Callable[[Tensor, Tensor], Tensor],
+    group: Group | None = None,
+) -> Tensor:
+    """What `function` makes of inputs and their places, (b, k), for all rows; ranks share them."""
+    found = torch.empty(0)
+    for places, inputs in chunks(config, samples, rows, device, group):
+        values = function(inputs, here := places.to(device))
+        if not len(found):
+            found = values.new_zeros(len(rows), values.shape[1] + 1)
+        found[here, :-1], found[here, -1] = values, 1.0
+    if group is not None:
+        torch.distributed.all_reduce(found, group=group.handle)
+    # The last column counts: where samples do not go round, a rank meets one twice.
+    return found[:, :-1] / found[:, -1:]
 
 
 class Batches:
@@ -321,12 +354,23 @@ class BaseTraining(Training):
         built: Stepped,
         batches: Any,
         device: torch.device,
+        epoch: tuple[int, int],
     ) -> None:
+        """`epoch` is the number of its steps, and of the samples of each."""
         self.config, self.method, self.device = config, method, device
+        self._steps_per_epoch, self._samples_per_step = epoch
         self.model, self.built, self.batches = model, built, batches
         self.steps, self.seconds = 0, 0.0
         if isinstance(built.objective, nn.Module):
             built.objective.to(device)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._steps_per_epoch
+
+    @property
+    def samples_per_step(self) -> int:
+        return self._samples_per_step
 
     @abstractmethod
     def update(self) -> None:

@@ -11,7 +11,7 @@ from fcco.methods import ALIASES
 
 from .. import data
 from ..prose import paragraphs
-from ..task import Experiment, Method, Metric, Progress, Row, Task
+from ..task import Experiment, Method, Metric, Page, Panel, Progress, Row, Task
 from .judge import judge
 
 
@@ -23,15 +23,38 @@ class BaseTask(Task):
         problem: made of a config and, perhaps, a progress.
         methods: a line for each method word.
         references: words of methods that solve another problem.
+        parts: of the data, in the order of their columns.
     """
 
     template: ClassVar[str]
     problem: ClassVar[type[Any]]
     methods: ClassVar[Mapping[str, str]]
     references: ClassVar[tuple[str, ...]]
+    parts: ClassVar[tuple[str, ...]] = ("test", "train", "val")
 
     @abstractmethod
-    def metrics(self, config: Any) -> tuple[Metric, ...]: ...
+    def figures(self, config: Any) -> Iterable[tuple[Metric, str]]:
+        """Figures of each part of the data, see `by_part`."""
+
+    @abstractmethod
+    def once(self, config: Any) -> tuple[Metric, ...]:
+        """Figures of a whole run."""
+
+    @abstractmethod
+    def card(self, config: Any) -> dict[str, str]:
+        """What is said of the data; see `described`."""
+
+    @abstractmethod
+    def panels(self, config: Any) -> Iterable[Panel]:
+        """Plots of a comparison; of figures that no run has, the report draws none."""
+
+    def clouds(self, config: Any) -> Iterable[Panel]:
+        """Plots of a sweep, see `Page`."""
+        return ()
+
+    def entries(self, config: Any) -> Mapping[str, tuple[str, ...]]:
+        """Names of the entries of lists."""
+        return {}
 
     @abstractmethod
     def build(self, config: Any, method: Method) -> object:
@@ -45,6 +68,24 @@ class BaseTask(Task):
         """What the card of the data says for this task; `unless` for data without such words."""
         known = config.data in data.names()
         return unless | (data.card(config.data).words.get(self.name, {}) if known else {})
+
+    def metrics(self, config: Any) -> tuple[Metric, ...]:
+        columns = by_part(*self.figures(config), parts=self.parts) + self.once(config)
+        return tuple(sorted(columns, key=lambda metric: not metric.headline))
+
+    def page(self, config: Any) -> Page:
+        values = {"card": self.card(config), "rule": self.judged(config)}
+        (title,) = self.words("title", config, **values)
+        return Page(
+            title=title,
+            question=self.words("question", config, **values),
+            metrics=self.metrics(config),
+            panels=tuple(self.panels(config)),
+            entries=self.entries(config),
+            references=self.named(config),
+            clouds=tuple(self.clouds(config)),
+            glossary=self.glossary(config),
+        )
 
     def load(self, config: Any) -> Any:
         return self.problem(config)
@@ -102,15 +143,21 @@ class BaseTask(Task):
 _UPDATES = {"adam": "Adam", "momentum": "SGD with momentum", "sgd": "SGD"}
 
 
-def by_part(
-    *metrics: tuple[Metric, str], parts: Sequence[str] = ("test", "train", "val")
-) -> tuple[Metric, ...]:
+SECONDS = Metric("seconds", "seconds", "none", 1, True, "training time of a run")
+SPEED = Metric(
+    "samples_per_second", "samples a second", "none", 0, False,
+    "in training, evaluations not counted",
+)  # fmt: skip
+
+
+def by_part(*metrics: tuple[Metric, str], parts: Sequence[str]) -> tuple[Metric, ...]:
     """A column of each metric for each part of the data, with the part in its key and its label.
 
     The text beside a metric names the parts whose column is in the first table.
 
-    >>> [(metric.key, metric.label) for metric in by_part((Metric("auc", "AUC"), "test"))][2]
-    ('val_auc', 'AUC, validation')
+    >>> (metric,) = by_part((Metric("auc", "AUC"), ""), parts=["val"])
+    >>> metric.key, metric.label, metric.headline
+    ('val_auc', 'AUC, validation', False)
     """
     words = {"val": "validation"}
     return tuple(

@@ -260,6 +260,7 @@ class Weighted(Tracking):
     @classmethod
     def of(cls, term: GroupWeights) -> Parts:
         numbers, state = {"rate": term.rate, "cap": term.cap}, {"group_weights": term.weights}
+        numbers |= {} if term.offset is None else {"offset": term.offset}
         return cls.reading(term.tracker, numbers, state, term.geometry, term.scaling)
 
     def gradient(self, run: Run) -> Estimate:
@@ -267,7 +268,7 @@ class Weighted(Tracking):
         came = updated.came
         came = torch.ones_like(weights, dtype=torch.bool) if came is None else came
         factor = group_weights.block_factor(self.scaling, len(weights), updated.blocks)
-        settings = (numbers["rate"], numbers["cap"], self.geometry, factor)
+        settings = (numbers["rate"], numbers["cap"], self.geometry, factor, numbers.get("offset"))
         weights = group_weights.ascend(weights, updated.u, came, *settings)
         return updated.estimate(weights * factor, {"group_weights": weights})
 

@@ -96,6 +96,8 @@ def _read(given: Any, objective: Any) -> MemberParts:
         if len(terms) != 1:
             kind = type(objective).__name__
             raise Unsupported(f"A fleet holds objectives with one term, but {kind} is none.")
+        if objective.reference is not None:
+            raise Unsupported("A fleet has no `reference`: return the differences from it.")
         (term,) = terms
         estimator, numbers, state = read_term(term)
         names, needs_loss = term.names, term.needs_objective or term.watches_objective

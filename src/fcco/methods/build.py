@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import _checks
 from ..constraints import ConstrainedObjective
+from ..continual import ReferenceLosses
 from ..group_dro import GroupObjective
 from ..objective import Compositional
 from ..outer import AbstractOuter
@@ -29,6 +30,7 @@ def constrained(
     *,
     tolerance: Tolerance | None = None,
     margin: float = 0.0,
+    reference: ReferenceLosses | None = None,
     objective: AbstractTerm | None = None,
     process_group: Any = "auto",
     offload: bool = False,
@@ -57,6 +59,9 @@ def constrained(
         tolerance: one limit or one per constraint, where `limits` has none; 0 unless given.
         margin: train for that much less than an upper limit and more than a lower one (not for
             equalities).
+        reference: losses of another model on the rows that the limits are for. The limits are then
+            those of differences, "at most 0.02 worse than it", and a call names the rows:
+            `objective(function, index, rows=rows)`.
         objective: a coupled term of the objective, when g0 or a part of it is coupled too; its
             tracker and outer function are its own. The function then returns `{"objective":
             entries, "constraints": values}`, or `(loss, {...})`, and `index` is a dict likewise.
@@ -97,7 +102,7 @@ def constrained(
     term = chosen.term(Problem(model, int(number), bound, process_group))
     return ConstrainedObjective(
         model, chosen.stepped(optimizer, term), term, method=chosen.word, objective=objective,
-        process_group=process_group, offload=offload,
+        process_group=process_group, offload=offload, reference=reference,
     )  # fmt: skip
 
 
@@ -141,6 +146,37 @@ def ooa(
     **settings: Any,
 ) -> GroupObjective:
     """The worst of `num_groups` groups by `Ooa`, with its settings."""
-    _checks.integer("ooa", "num_groups", num_groups, 1)
-    term = settings_of("ooa", "ooa", settings).term(Problem(model, num_groups))
+    term = _term("ooa", "num_groups", model, num_groups, settings)
     return GroupObjective(model, optimizer, term, process_group=process_group)
+
+
+def ctc_dro(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    num_groups: int,
+    *,
+    process_group: Any = "auto",
+    **settings: Any,
+) -> GroupObjective:
+    """The worst of `num_groups` groups by `CtcDro`, with its settings."""
+    term = _term("ctc-dro", "num_groups", model, num_groups, settings)
+    return GroupObjective(model, optimizer, term, process_group=process_group)
+
+
+def scent(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    num_inner: int,
+    *,
+    process_group: Any = "auto",
+    **settings: Any,
+) -> Compositional:
+    """The log-mean-exp of `num_inner` blocks by `Scent`, with its settings."""
+    term = _term("scent", "num_inner", model, num_inner, settings)
+    return Compositional(model, optimizer, term, process_group=process_group)
+
+
+def _term(word: str, name: str, model: nn.Module, number: int, settings: Mapping[str, Any]) -> Any:
+    call = word.replace("-", "_")
+    _checks.integer(call, name, number, 1)
+    return settings_of(call, word, settings).term(Problem(model, number))

@@ -32,7 +32,7 @@ class Method(NamedTuple):
     @property
     def needs(self) -> list[str]:
         """The settings that must be given, to `constrained` where it is for limits."""
-        if "general" in self.use and "limits" not in self.use:
+        if "outer" in _names(self.settings) and "limits" not in self.use:
             return ["outer"]
         return self.settings.missing({})
 
@@ -64,6 +64,10 @@ ROWS = (
     Method(tracked.Alexr, ("limits", "general"), True, "the problem is convex",
            "Wang and Yang 2023"),
     Method(tracked.Ooa, ("groups",), False, "you compare with group DRO", "Sagawa et al. 2020"),
+    Method(tracked.CtcDro, ("groups",), False, "group DRO puts all weight on the noisiest group",
+           "Bartelds et al. 2026"),
+    Method(tracked.Scent, ("general",), False, "f is log-mean-exp, with many blocks",
+           "Wei et al. 2026"),
     Method(tracked.HingePenalty, _LIMITS, True, "you compare with SONX on a penalty",
            "Yang et al. 2025"),
     Method(tracked.SquaredHingePenalty, _LIMITS, False, "you compare with work on forgetting",

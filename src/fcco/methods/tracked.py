@@ -1,9 +1,10 @@
-"""Methods on tracked values: multipliers, SONEX, SONX, SOX, ALEXR, ALEXR2, OOA, and penalties."""
+"""Methods on tracked values: multipliers, SONEX, SONX, SOX, ALEXR, OOA, SCENT, and penalties."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,9 +12,10 @@ import torch
 from .. import _checks
 from .._schedules import Smoothing
 from ..optim import ProximalPoint
-from ..outer import SquaredHinge
+from ..outer import LogMeanExp, SquaredHinge
 from ..previous import unwrap
-from ..terms import DualTerm, GroupWeights, MultiplierTerm
+from ..rules.track import scent_track
+from ..terms import CoupledTerm, DualTerm, GroupWeights, MultiplierTerm
 from ..terms.coupled import as_lambda
 from ..tracker import InnerTracker
 from .settings import Auto, Penalty, Problem, TrackedSettings
@@ -366,7 +368,7 @@ class Ooa(TrackedSettings):
         G_t &= \tfrac{n}{B_1}\sum_{i\in\mathcal B_1} p_i\,\nabla L_i(w_t;\mathcal B)
         \quad\text{with the new } p
 
-    The step on G_t is your optimizer. There is no memory of losses but p.
+    The step on G_t is your optimizer. With gamma = 1 there is no memory of losses but p.
 
     Args:
         ratio: r, the share of groups that count; None (or 1/n) is plain group DRO, 1 the mean over
@@ -375,6 +377,9 @@ class Ooa(TrackedSettings):
         geometry: `"kl"` (exponentiated weights) or `"euclidean"`.
         scaling: `"unbiased"` uses the factors n/B1; `"batch"` leaves them out of both lines, as
             the released code of group DRO does: absent groups count as loss 0.
+        gamma: weight of the new loss of a group in a running average that moves p; `"auto"`
+            weighs its noise against its lag.
+        offset: a; p moves along the losses divided by p + a, see `CtcDro`.
 
     References:
         S. Sagawa, P. W. Koh, T. Hashimoto and P. Liang, 2020 (plain, KL). The cap 1/(r n) is its
@@ -385,14 +390,92 @@ class Ooa(TrackedSettings):
     step: float = 0.01
     geometry: Literal["kl", "euclidean"] = "kl"
     scaling: Literal["unbiased", "batch"] = "unbiased"
+    gamma: float | Auto = 1.0
+    offset: float | None = None
 
     word = "ooa"
 
     def term(self, problem: Problem) -> GroupWeights:
         _checks.positive(self.word, "step", self.step)
         tracker = InnerTracker(
-            problem.number, gamma=1.0, correction=0.0, read="new", **self.table(problem.model)
-        )
+            problem.number, gamma=self.gamma, correction=0.0, read="new",
+            **self.table(problem.model),
+        )  # fmt: skip
         # ratio 1/n leaves the weights uncapped: the adversary may put all of p on one group.
         ratio = 1 / problem.number if self.ratio is None else self.ratio
-        return GroupWeights(tracker, self.step, ratio, geometry=self.geometry, scaling=self.scaling)
+        return GroupWeights(
+            tracker, self.step, ratio, geometry=self.geometry, scaling=self.scaling,
+            offset=self.offset,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class CtcDro(Ooa):
+    r"""CTC-DRO: OOA whose weights do not all go to the group with the largest loss.
+
+    .. math::
+        p_i \leftarrow \frac{p_i\,e^{\eta_p \hat\ell_i/(p_i + a)}}
+            {\sum_j p_j\,e^{\eta_p \hat\ell_j/(p_j + a)}}
+
+    This is ascent on :math:`\sum_i L_i\log(p_i + a)`, so the weights end at :math:`p_i = (1 + n a)
+    L_i/\sum_j L_j - a`, or 0: they are proportional to the losses for a small a, all equal for a
+    large one. The authors wait until every group was seen before each move of p; here a step
+    moves p by the losses of its groups, times n/B1.
+
+    Args:
+        offset: a; the authors try 0.1, 0.5 and 1.
+
+    References:
+        M. Bartelds et al., CTC-DRO, ICLR 2026 (arXiv:2502.01777).
+    """
+
+    offset: float | None = 0.5
+
+    word = "ctc-dro"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scent(TrackedSettings):
+    r"""SCENT: log-mean-exp of many blocks; a block with a large mean takes more of a new value.
+
+    .. math::
+        \min_w\; &\frac\tau n\sum_i \log \mathbb E\,e^{s_i(w;\xi)} \\
+        u_i &\leftarrow (1-\gamma_i)\,u_i + \gamma_i\,\tfrac1{B_2}\sum_b e^{s_{ib}}, \qquad
+        \gamma_i = \frac{\alpha u_i}{1 + \alpha u_i} \\
+        G_t &= \frac\tau{B_1}\sum_{i\in\mathcal B_1}\frac1{B_2}\sum_b
+            \frac{e^{s_{ib}}}{u_i}\,\nabla s_{ib} \quad\text{with the new } u
+
+    The function returns the exponents s, one per sample; u is kept as log u, so nothing overflows.
+
+    Args:
+        temperature: tau; s is a loss divided by tau.
+        gamma: the weight of a new value in a block whose u is the median of the batch, which makes
+            :math:`\alpha = \gamma/(1-\gamma)/\text{median}`: adding a constant to all s changes
+            nothing.
+        alpha: a number in its place, as in the paper.
+
+    References:
+        X. Wei, L. Zhou, B. Wang, C.-J. Lin and T. Yang, 2026 (arXiv:2602.02877): a proximal step
+        on the dual variable log u, in a geometry of its own.
+    """
+
+    temperature: float = 1.0
+    gamma: float = 0.1
+    alpha: float | None = None
+
+    word = "scent"
+
+    def term(self, problem: Problem) -> CoupledTerm:
+        gamma = self.gamma
+        if self.alpha is not None:
+            _checks.positive(self.word, "alpha", self.alpha)
+            gamma = self.alpha / (1 + self.alpha)
+        tracker = InnerTracker(
+            problem.number, gamma=gamma, correction=0.0, read="new", log_space=True,
+            **self.table(problem.model),
+        )  # fmt: skip
+        formula = scent_track if self.alpha is None else partial(scent_track, middle=0.0)
+        tracker.rule = replace(tracker.rule, formula=formula)
+        term = CoupledTerm(LogMeanExp(self.temperature), tracker, **problem.limits)
+        term.branch_free = False  # padding rows would move the median
+        return term

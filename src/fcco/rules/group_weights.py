@@ -113,6 +113,7 @@ def ascend(
     cap: float | Tensor,
     geometry: Geometry,
     factor: float | Tensor,
+    offset: float | Tensor | None = None,
 ) -> Tensor:
     """The weights after a step along the losses of a batch, 0 for groups that are not in it.
 
@@ -124,6 +125,9 @@ def ascend(
         cap: the largest weight.
         geometry: see `mirror_ascent`.
         factor: of the losses, see `block_factor`.
+        offset: a; the losses are then divided by p + a (CTC-DRO).
     """
     estimate = torch.where(present, losses * factor, 0)
+    if offset is not None:
+        estimate = estimate / (weights + offset)
     return mirror_ascent(weights, estimate, step, cap, geometry)

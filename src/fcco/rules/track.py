@@ -28,6 +28,16 @@ Averages over many visits, of both squares and of the factors 1 + a and b + 1 th
 are two equations for two unknowns. For :math:`\gamma=1`, or while all blocks come for the second
 time, they are the same equation; all of it then counts as noise. The constant weight with the
 smallest error (the gain of a Kalman filter) solves :math:`\gamma^2\sigma^2 = (1-\gamma)\,q`.
+
+Samples of a small block come in passes: those of a batch make up for those of the last, and its
+values have a correlation :math:`-\kappa`. With :math:`a = w/(2-w)`, of a constant weight w,
+
+.. math::
+    D = 2(1+\kappa)\,\sigma^2 + q, \quad D_2 = \mathbb E(\text{fresh}_t - \text{fresh}_{t-2})^2
+    = 2\sigma^2 + 2q, \quad V = (1+a+2\kappa a)\,\sigma^2 + (b+1)\,q,
+
+so that :math:`b\,q = V - aD - (1-a)D_2/2`, whatever :math:`\kappa` is, and u has the squared error
+:math:`a\,(1-2\kappa\frac{1-a}{1+a})\,\sigma^2 + b\,q`.
 """
 
 from __future__ import annotations
@@ -52,6 +62,10 @@ POOLED_HORIZON = 50
 GAMMA_RANGE = (0.05, 0.95)
 """What `best_gamma` is kept in. Below, u would hardly notice that the drift has grown again; above,
 noise and drift can hardly be told apart."""
+
+OPPOSED = 2.5
+"""After 10 steps correlations of noise count from 2.5 standard errors on, and less one: what chance
+would add to the drift makes the rounded kink too wide."""
 
 MEMORY = 3.0
 """With `gamma="auto"`, the k-th value after the first has weight 3 / (k + 3) or more. With
@@ -136,6 +150,30 @@ def log_track(
     return before, after if seen is None else where(seen, after, fresh)
 
 
+def scent_track(
+    old: Array, seen: Any, fresh: Array, _: Any, gamma: Number, __: Any, middle: Any = None
+) -> tuple[Array, Array]:
+    r"""SCENT's update of u = exp(nu): each block has a weight of its own.
+
+    .. math::
+        \gamma_i = \sigma(\log\alpha + \nu_i), \qquad
+        \log\alpha = \log\tfrac{\gamma}{1-\gamma} - \text{middle}
+
+    Args:
+        old: nu, and the other arguments, as in `log_track`.
+        gamma: the weight of a block in the middle.
+        middle: where that is; the median of the blocks unless given.
+    """
+    xp: Any = torch if isinstance(old, Tensor) else np
+    before = old if seen is None else where(seen, old, fresh)
+    if middle is None:
+        middle = xp.quantile(before, 0.5)
+    logit = before - middle + (_log(gamma) - _log(1 - gamma))
+    kept = xp.logaddexp(0 * logit, logit)  # -log(1 - gamma_i)
+    after = xp.logaddexp(before - kept, fresh + logit - kept)
+    return before, after if seen is None else where(seen, after, fresh)
+
+
 def _log(weight: Number) -> Number:
     if isinstance(weight, Tensor):
         return weight.log()
@@ -211,8 +249,11 @@ def best_gamma(noise: Number, drift: Number) -> Number:
     """
     ratio = (drift + 1e-30) / (noise + 1e-30)
     # The stable form of (sqrt(ratio^2 + 4 ratio) - ratio) / 2.
-    best, (low, high) = 2 / (1 + (1 + 4 / ratio) ** 0.5), GAMMA_RANGE
-    return min(max(best, low), high) if isinstance(best, float) else best.clip(low, high)
+    return _within(2 / (1 + (1 + 4 / ratio) ** 0.5), *GAMMA_RANGE)
+
+
+def _within(value: Number, low: Number, high: Number) -> Number:
+    return min(max(low, value), high) if isinstance(value, float) else value.clip(low, high)
 
 
 WIDTH_BY_NOISE, ANSWER, LOOP = 4.0, 32, 128
@@ -237,7 +278,7 @@ def automatic_width(
         reach: the largest weight of a block over the mean one, 1/r for CVaR.
         widest: the largest useful width, for weakly convex functions.
     """
-    noise, drift = pooled.noise_and_drift()
+    noise, drift, _ = pooled.noise_and_drift()
     by_noise = (noise * abs(pooled.of_noise - 1)) ** 0.5  # below 0 by rounding
     drifted = ANSWER * (pooled.values / number) * drift**0.5
     # Strictly positive: the envelope divides by lambda.
@@ -255,53 +296,70 @@ class Pooled(NamedTuple):
     of_drift: Number  # b + 1, that of q
     values: Number  # how many squares a step gives
     progress: Number  # the mean of u - slow: how far all moved together in `LOOP` steps
+    turning: Number  # D - D_2 of the blocks that came twice before, times their share
+    squared_turning: Number  # the mean of its square over steps, for its error
+    share: Number  # of the values that are of such blocks
     steps: Number  # how many steps these are, up to `POOLED_HORIZON`
     gain: Number  # the weight of the new value that was best so far
 
-    def noise_and_drift(self) -> tuple[Number, Number]:
-        r"""Solve for :math:`\sigma^2` and q, both at least 0.
+    def noise_and_drift(self) -> tuple[Number, Number, Number]:
+        r"""Solve for :math:`\sigma^2`, q and :math:`\kappa`, all at least 0.
 
         Example:
             >>> noise, drift, a, b = 4.0, 1.0, 0.2, 1.5
-            >>> innovation = (1 + a) * noise + (b + 1) * drift
-            >>> pooled = Pooled(2 * noise + drift, innovation, 1 + a, b + 1, 8, 0.0, 50, 0.2)
-            >>> [round(each, 2) for each in pooled.noise_and_drift()]
-            [4.0, 1.0]
+            >>> for kappa in (0.0, 0.3):
+            ...     innovation = (1 + a + 2 * kappa * a) * noise + (b + 1) * drift
+            ...     change, turn = 2 * (1 + kappa) * noise + drift, 2 * kappa * noise - drift
+            ...     pooled = Pooled(change, innovation, 1 + a, b + 1, 9, 0, turn, turn**2, 1, 50, 1)
+            ...     print([round(each, 2) for each in pooled.noise_and_drift()])
+            [4.0, 1.0, 0.0]
+            [4.0, 1.0, 0.3]
         """
-        difference, innovation, of_noise, of_drift = self[:4]
-        told_apart = 2 * of_drift - of_noise
-        drift = 2 * innovation - of_noise * difference
-        drift = drift * told_apart / (told_apart**2 + 1e-3)  # 0 where they are not told apart
-        if isinstance(drift, float):
-            drift = min(max(drift, 0.0), difference)
-        else:
-            drift = drift.clip(0 * difference, difference)
-        return (difference - drift) / 2, drift
+        difference, innovation, one_a, one_b = self[:4]
+        zero, share = 0 * difference, self.share + (self.share == 0)
+        turning, steps = self.turning / share, self.steps + (self.steps == 0)
+
+        def solved(drift: Number, told_apart: Number) -> Number:  # 0 where they are not told apart
+            return _within(drift * told_apart / (told_apart**2 + 1e-3), zero, difference)
+
+        alike = solved(2 * innovation - one_a * difference, 2 * one_b - one_a)  # if kappa is 0
+        half = (difference - turning) / 2  # of D_2
+        drift = innovation - (one_a - 1) * difference - (2 - one_a) * half
+        drift = solved(drift, one_b - 1)
+        against, noise = (turning + drift) / 2, half - drift
+        chance = (abs(self.squared_turning - self.turning**2) / steps) ** 0.5 / share / 2
+        opposed = (self.share > 0) * (steps > EARLY) * (against > OPPOSED * chance) * (noise > 0)
+        drift = alike + opposed * (drift - alike)
+        both = (difference - drift) / 2  # (1 + kappa) sigma^2
+        against = _within(opposed * (against - chance), zero, both / 3)
+        noise = both - against
+        return noise, drift, against / (noise + (noise == 0))
 
     def after(self, sums: Sequence[Number], automatic: bool) -> Pooled:
         """After a step.
 
         Args:
             sums: of (fresh_t - fresh_{t-1})^2, (fresh_t - u_t)^2, a, b and u - slow over the blocks
-                that came again; and how many numbers these are.
+                that came again; of (fresh_t - fresh_{t-1})^2 - (fresh_t - fresh_{t-2})^2 over those
+                that came twice before; and how many numbers both are.
             automatic: whether u is averaged with the gain, which then moves.
         """
-        squared_change, squared_innovation, of_noise, of_drift, progress, number = sums
+        *_, of_noise, of_drift, progress, turning, share, number = sums
         some = (number > 0) * 1.0
         count = number + (1 - some)
         steps = self.steps + some * (self.steps < POOLED_HORIZON)
         weight = some / (steps + (steps == 0))
         new = (
-            squared_change / count, squared_innovation / count, 1 + of_noise / count,
-            1 + of_drift / count, number, progress / count,
+            sums[0] / count, sums[1] / count, 1 + of_noise / count, 1 + of_drift / count, number,
+            progress / count, turning / count, (turning / count) ** 2, share / count,
         )  # fmt: skip
         # Of two first samples the smaller is taken where they do not fit: the other is an outlier.
         misfit = (steps == 2) * (self.squared_innovation > 100 * new[1]) * some
         weight = misfit + (1 - misfit) * weight
-        means = [old + weight * (now - old) for old, now in zip(self[:6], new, strict=True)]
+        means = [old + weight * (now - old) for old, now in zip(self[:9], new, strict=True)]
         found = Pooled(*[*means, steps, self.gain])
         if automatic:
-            best = best_gamma(*found.noise_and_drift())
+            best = best_gamma(*found.noise_and_drift()[:2])
             found = found._replace(gain=self.gain + (best - self.gain) * some / POOLED_HORIZON)
         return found
 
@@ -316,6 +374,7 @@ class Statistics(NamedTuple):
     of_drift: Array  # b of each, that of q; like visits
     largest: Array  # the largest squared innovation of each that was clipped
     slow: Array  # the average of u over the visits in `LOOP` steps, of each
+    before: Array  # the batch value before the last of each
 
     def squares(self, pooled: Pooled) -> Array:
         """D of each; after few visits mixed with that of all blocks."""
@@ -338,7 +397,8 @@ class Statistics(NamedTuple):
 
     def share(self, pooled: Pooled, number: int) -> Array:
         """The squared error of u in units of D; see `errors`."""
-        noise, drift = pooled.noise_and_drift()
+        noise, drift, kappa = pooled.noise_and_drift()
+        noise = noise * (1 - 2 * kappa * (1 - self.of_noise) / (1 + self.of_noise))
         lag = self.of_drift + (1 - pooled.values / number)
         parts = self.of_noise * noise + lag * drift
         return parts / (pooled.difference + (pooled.difference == 0))
@@ -396,18 +456,17 @@ class Statistics(NamedTuple):
         slow = self.slow + slow * (u - self.slow)
         weight = again / (self.visits + (self.visits == 0))
         visits, extreme = self.visits + (self.visits < HORIZON) * came, self.largest
-        squared_change, squared_innovation = fresh - self.latest, fresh - old
-        squared_change = squared_change * squared_change
-        squared_innovation = squared_innovation * squared_innovation
+        before = where(again > 0, self.latest, self.before)
+        squares = [(fresh - other) ** 2 for other in (self.latest, old, self.before)]
         if (
             isinstance(fresh, Tensor)  # a look at the values would synchronise
             or pooled.steps < 3
-            or not (squared_change + squared_innovation).max(initial=0.0)
+            or not (squares[0] + squares[1] + squares[2]).max(initial=0.0)
             <= CLIP * pooled.squared_innovation
         ):
-            squared_change, squared_innovation, again, visits, extreme = self._robust(
-                pooled, fresh, old, again, visits, squared_change, squared_innovation
-            )
+            found = self._robust(pooled, fresh, old, again, visits, *squares)
+            squares, again, visits, extreme = found
+        squared_change, squared_innovation, squared_lag_2 = squares
         statistics = Statistics(
             latest=fresh,
             difference=self.difference + weight * (squared_change - self.difference),
@@ -416,11 +475,14 @@ class Statistics(NamedTuple):
             of_drift=of_drift,
             largest=extreme,
             slow=slow,
+            before=before,
         )
         each, shares = again + 0 * squared_change, (self.of_noise, self.of_drift)
         rows = each if each.ndim == 1 else each.sum(1, keepdims=True)
+        third = each * (self.visits > 1)
         pairs = ((each, squared_change), (each, squared_innovation))
         pairs = (*pairs, *((rows, share) for share in shares), (each, u - slow))
+        pairs = (*pairs, (third, squared_change - squared_lag_2), (third, third))
         if isinstance(fresh, Tensor):
             sums = [*((one * other).sum() for one, other in pairs), each.sum()]
         else:  # Python's numbers are the fastest
@@ -437,11 +499,12 @@ class Statistics(NamedTuple):
         visits: Array,
         squared_change: Array,
         squared_innovation: Array,
-    ) -> tuple[Array, Array, Array, Array, Array]:
+        squared_lag_2: Array,
+    ) -> tuple[list[Array], Array, Array, Array]:
         """Clip the squares, and reset blocks whose mean has jumped; see `CLIP` and `OUTLIER`.
 
         Returns:
-            Both squares; which blocks came again and are not reset; visits after this one, 0 of a
+            The squares; which blocks came again and are not reset; visits after this one, 0 of a
             block that is reset; `largest` after it.
         """
         xp: Any = torch if isinstance(fresh, Tensor) else np
@@ -466,14 +529,14 @@ class Statistics(NamedTuple):
         again = again * ~reset
         bound = bound * scale
         most = xp.where(has_scale, bound.clip(_second_largest(squared_change * again)), math.inf)
-        squared_change = xp.where(squared_change < most, squared_change, most)
+        changes = [xp.where(each < most, each, most) for each in (squared_change, squared_lag_2)]
         most = xp.where(bound < self.largest, self.largest, bound)
         most = most.clip(_second_largest(squared_innovation * again))
         most = xp.where(has_scale, most, math.inf)
         clipped = (squared_innovation > most) & (again > 0)
         largest = xp.where(clipped, squared_innovation, self.largest)
         squared_innovation = xp.where(squared_innovation < most, squared_innovation, most)
-        return squared_change, squared_innovation, again, visits, largest
+        return [changes[0], squared_innovation, changes[1]], again, visits, largest
 
 
 class Rows(NamedTuple):

@@ -26,6 +26,7 @@ class AbstractTerm(KeepsPrecision):
     names: tuple[str, ...] | None = None  # of the blocks; values may then be given as a dict
     needs_objective: ClassVar[bool] = False  # the function must also return the ordinary loss g0
     watches_objective: ClassVar[bool] = False  # `observe` wants the rest of the loss
+    beside_loss: ClassVar[bool] = False  # its weights are multipliers, that of the loss is 1
     overlapping: ClassVar[bool] = True  # a sample may be in several blocks, or in none
     # True if `loss` never synchronises with the host, so that it can be captured in a CUDA graph
     # (`fcco._replay`). It then receives padded batches; mask with `tracked.present`.

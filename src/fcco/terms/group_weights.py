@@ -27,7 +27,7 @@ class GroupWeights(AbstractTerm):
         tracker: the losses of the groups in the batch: `ema_tracker(n, gamma=1.0, read="new")`.
         rate: eta_p.
         ratio: r; p_i <= 1/(r n). 1/n leaves p free, 1 keeps it uniform.
-        geometry: see `Ooa`, as for `scaling`.
+        geometry: see `Ooa`, as for `scaling` and `offset`.
     """
 
     weights: Tensor
@@ -42,18 +42,21 @@ class GroupWeights(AbstractTerm):
         *,
         geometry: Geometry = "kl",
         scaling: Scaling = "unbiased",
+        offset: float | None = None,
     ) -> None:
         call, number = type(self).__name__, tracker.num_inner
         _checks.positive(call, "rate", rate)
         _checks.in_interval(call, "ratio", ratio, 0.0, 1.0, open_low=True)
         _checks.one_of(call, "geometry", geometry, ("kl", "euclidean"))
         _checks.one_of(call, "scaling", scaling, ("unbiased", "batch"))
+        if offset is not None:
+            _checks.positive(call, "offset", offset)
         if tracker.dim != 1 or tracker.log_space or tracker.read != "new":
             raise ValueError(f"`{call}(tracker=...)` must have dim=1, read='new', no log.")
         super().__init__(tracker)
         self.branch_free = True
         self.rate, self.ratio, self.geometry, self.scaling = rate, ratio, geometry, scaling
-        self.cap = min(1.0, 1 / (ratio * number))
+        self.offset, self.cap = offset, min(1.0, 1 / (ratio * number))
         self.register_buffer("weights", torch.full_like(tracker.value[:, 0], 1 / number))
 
     def loss(self, tracked: Tracked) -> Tensor:
@@ -68,7 +71,7 @@ class GroupWeights(AbstractTerm):
             present = torch.zeros_like(weights, dtype=torch.bool).index_copy(0, groups, came)
             losses = torch.zeros_like(weights).index_copy(0, groups, losses)
             factor = block_factor(self.scaling, len(weights), batch.number)
-            settings = (self.rate, self.cap, self.geometry, factor)
+            settings = (self.rate, self.cap, self.geometry, factor, self.offset)
             weights = ascend(weights, losses, present, *settings)
             step.write(self, self.weights.copy_, weights)  # type: ignore[arg-type]
         slope = weights[index] * block_factor(self.scaling, len(weights), tracked.number)

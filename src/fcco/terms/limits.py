@@ -191,6 +191,7 @@ class ConstraintTerm(AbstractTerm):
         limits: `tolerance`, `margin` and `names`, see `Limits`.
     """
 
+    beside_loss = True
     integrates: ClassVar[bool] = False  # multipliers grow with every step of an excess
 
     def __init__(self, tracker: InnerTracker, **limits: Any) -> None:
@@ -221,6 +222,10 @@ class ConstraintTerm(AbstractTerm):
 
     def where_seen(self, rows: Tensor) -> Tensor:
         return torch.where(per_row(self.tracker.seen, rows), rows, torch.nan)
+
+    def group_weights(self) -> Tensor:
+        """The weight of each value in the gradient, NaN where never seen."""
+        return self.multipliers()
 
     def capped(self, values: Tensor | None) -> Tensor:
         """Which multipliers are the largest possible, at given values or the tracked ones."""

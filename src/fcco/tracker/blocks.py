@@ -70,6 +70,7 @@ class Blocks(NamedTuple):
         sample_of_entry: shape (E,), a tensor, where a sample may be in several blocks or in none;
             None when entry k is sample k.
         valid: which entries have a block id in [0, n); None for all.
+        weights: samples that each entry counts for, shape (E,); None for one each.
         source: row to copy from; padding rows (`found_in`) repeat the last real block, others
             themselves. None without padding.
     """
@@ -82,6 +83,7 @@ class Blocks(NamedTuple):
     sample_of_entry: Tensor | None = None
     valid: Tensor | None = None
     source: Tensor | None = None
+    weights: Array | None = None
 
     @classmethod
     def found_in(cls, ids: Tensor, number: int, like: Tensor) -> Blocks:
@@ -103,10 +105,18 @@ class Blocks(NamedTuple):
         counts = like.new_zeros(len(index)).index_add(0, inverse, ones)
         return cls(size, index, inverse, counts, valid=valid, source=source)
 
+    def weighted(self, weights: Array) -> Blocks:
+        """The same, where entries count for more than one sample each, (E,): tokens, say."""
+        assert self.inverse is not None
+        counts = segment(weights, self.inverse, self.index.shape[0])
+        return self._replace(counts=counts, weights=weights)
+
     def sums(self, values: Array, log: bool = False) -> Array:
         """Sum over the samples of each block, (E, ...) -> (B1, ...)."""
         if self.inverse is None:
             return values
+        if self.weights is not None:
+            values = values * per_row(self.weights, values)
         return segment(values, self.inverse, self.index.shape[0], log)
 
     def of_entries(self, rows: Array) -> Array:
@@ -117,12 +127,14 @@ class Blocks(NamedTuple):
         """The same, for values that carry a gradient."""
         inverse = None if self.inverse is None else tensor(self.inverse)
         index, counts = tensor(self.index), tensor(self.counts)
-        return self._replace(index=index, inverse=inverse, counts=counts)
+        weights = None if self.weights is None else tensor(self.weights)
+        return self._replace(index=index, inverse=inverse, counts=counts, weights=weights)
 
     def select(self, keep: Array) -> Blocks:
         """The blocks of the entries where `keep` is true; those without entries disappear."""
         left, inverse, counts = _unique(self.of_entries(self.index)[keep])
-        return Blocks(len(inverse), left, inverse, _like(counts, self.counts))
+        left = Blocks(len(inverse), left, inverse, _like(counts, self.counts))
+        return left if self.weights is None else left.weighted(self.weights[keep])
 
 
 class Entries(NamedTuple):
@@ -156,8 +168,7 @@ class Entries(NamedTuple):
             fresh = blocks.sums(torch.where(per_row(blocks.valid, fresh), fresh, 0), log)
             own = (blocks.index, blocks.counts, fresh, past, log, False)
             return Batch(*own, blocks.counts > 0, blocks.source)
-        if blocks.inverse is not None:
-            fresh = segment(fresh, blocks.inverse, blocks.index.shape[0], log)
+        fresh = blocks.sums(fresh, log)
         return Batch(blocks.index, blocks.counts, fresh, past, log, blocks.whole)
 
     def without_nonfinite(self, limit: float) -> tuple[Entries, int]:
@@ -370,6 +381,8 @@ class Tracked(NamedTuple):
             factors = factors / (self.counts if factors.ndim == 1 else self.counts[:, None])
         if position is not None:
             factors = factors[position]
+        if self.blocks.weights is not None:
+            factors = factors * per_row(self.blocks.weights, factors)
         if self.blocks.valid is not None:
             factors = torch.where(per_row(self.blocks.valid, factors), factors, 0)
         if self.ranks > 1:  # data-parallel training averages gradients over the ranks

@@ -800,23 +800,24 @@ class ErrorEstimate(KeepsPrecision):
     of_drift: Tensor
     largest: Tensor
     slow: Tensor
+    before: Tensor
     pooled: Tensor
     never_negative = ("difference", "visits", "of_noise", "of_drift", "largest")
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        for name in ("latest", "difference", "largest", "slow"):
+        for name in ("latest", "difference", "largest", "slow", "before"):
             self.register_buffer(name, torch.zeros_like(like))
         for name in ("visits", "of_noise", "of_drift"):
             self.register_buffer(name, like.new_zeros(len(like)))
-        self.register_buffer("pooled", like.new_tensor([0.0] * 7 + [0.5]))
+        self.register_buffer("pooled", like.new_tensor([0.0] * 10 + [0.5]))
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if no training can have led to this state."""
         super().check_state(state)
         (low, high), rounding = rules.GAMMA_RANGE, 1e-6
         pooled = Pooled(*state.get("pooled", self.pooled).tolist())
-        if min(pooled._replace(progress=0.0)) < 0:
+        if min(pooled._replace(progress=0.0, turning=0.0)) < 0:
             raise ValueError(f"`pooled` has numbers below 0: {pooled}.")
         if not low - rounding <= pooled.gain <= high + rounding:
             raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {pooled.gain}.")

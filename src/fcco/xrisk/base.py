@@ -51,7 +51,7 @@ class ScoreRisk(Compositional):
         """Whether a call now is part of the training."""
         return self.training and torch.is_grad_enabled()
 
-    def entries(self, function: Any, index: Any = None) -> Any:
+    def entries(self, function: Any, index: Any = None, rows: Any = None) -> Any:
         raise TypeError(f"`{type(self).__name__}` makes its inner values from scores, in calls.")
 
     def _read_index(self, index: Any, number: int) -> Ints:

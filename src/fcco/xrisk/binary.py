@@ -458,8 +458,8 @@ class MultiInstanceAUC(Compositional):
         """
         return super().forward(self._logarithms(function), bag)
 
-    def entries(self, function: Any, index: Any = None) -> Any:
-        return super().entries(self._logarithms(function), index)
+    def entries(self, function: Any, index: Any = None, rows: Any = None) -> Any:
+        return super().entries(self._logarithms(function), index, rows)
 
     def _logarithms(self, function: Any) -> Callable[[], Any]:
         """The logarithms of exp(h / tau), of which the tracker takes means."""

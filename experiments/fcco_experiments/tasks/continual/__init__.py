@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from ... import backbones
-from ...task import Method, Metric, Page, Panel, Progress, Row, Rule
-from ..words import BaseTask, by_part
+from ...task import Method, Metric, Panel, Progress, Row, Rule
+from ..words import SECONDS, SPEED, BaseTask
 from .model import Continual
 from .problem import ContinualProblem
 from .training import METHODS, BuiltMethod
@@ -29,7 +29,7 @@ CHANCE = 0.05
 _PROTECTED = ("constraints", "zero_one", "test_zero_one", "multipliers", "best_multipliers")
 AT_THE_END = (
     Metric("penalty", "rho", "none", 2, True, "weight of the penalty on violated constraints"),
-    Metric("seconds", "seconds", "none", 1, True, "training time of a run"),
+    SECONDS,
     Metric("objective", "contrastive loss", "lower", meaning="contrastive loss of the target, all"
         " training pairs"),
     Metric("tracking_error", "tracking error", "lower", meaning="how far a method's running values"
@@ -44,8 +44,7 @@ AT_THE_END = (
         " the best possible multipliers: length of the Lagrangian's gradient on all training data"),
     Metric("kkt_best_complementarity", "KKT complementarity, best multipliers", "lower",
         meaning="largest product of a best multiplier and its constraint"),
-    Metric("samples_per_second", "samples a second", "none", 0, meaning="in training, evaluations"
-        " not counted"),
+    SPEED,
 )  # fmt: skip
 
 
@@ -142,91 +141,81 @@ class ContinualTask(BaseTask):
             smallest=counts.index(min(counts)) if min(counts) < SMALL else None,
         )
 
-    def metrics(self, config: Any) -> tuple[Metric, ...]:
-        columns = by_part(*_metrics(config)) + AT_THE_END
-        return tuple(sorted(columns, key=lambda metric: not metric.headline))
+    def once(self, config: Any) -> tuple[Metric, ...]:
+        return AT_THE_END
 
-    def page(self, config: Any) -> Page:
-        card = self.described(
+    def card(self, config: Any) -> dict[str, str]:
+        return self.described(
             config, title=config.data, asks=f"the samples of {config.data}",
             notes="Test accuracies are those of images that no training has seen; look at how many"
             " of each class there are.",
         )  # fmt: skip
-        (title,) = self.words("title", config, card=card)
-        return Page(
-            title=title,
-            question=self.words("question", config, card=card, rule=self.rule(config)),
-            metrics=self.metrics(config),
-            panels=tuple(_panels(config)),
-            entries={
-                **dict.fromkeys(_PROTECTED, config.protected),
-                "test_accuracies": config.classes,
-            },
-            references=self.named(config),
-            glossary=self.glossary(config),
+
+    def entries(self, config: Any) -> dict[str, tuple[str, ...]]:
+        return {**dict.fromkeys(_PROTECTED, config.protected), "test_accuracies": config.classes}
+
+    def figures(self, config: Continual) -> Iterator[tuple[Metric, str]]:
+        target, allowed = config.target, _allowed(config)
+        meaning = f"accuracy on {target}, less that of the old model"
+        yield Metric("target_gain", "gain", "higher", 3, meaning=meaning), "test val"
+        meaning = (
+            f"accuracy that a protected class lost beyond {allowed}; 0 is asked, and judged on"
         )
+        meaning += " training data"
+        yield Metric("excess", "forgotten beyond limit", "lower", meaning=meaning), "train"
+        meaning = "largest accuracy that a protected class lost; below 0 all became better"
+        yield Metric("forgetting", "forgetting", "lower", 3, meaning=meaning), "test train"
+        meaning = f"share of runs in which no protected class lost more than {allowed}"
+        yield Metric("kept", "kept", "higher", 2, meaning=meaning), "train"
+        meaning = "retention ratio: share of runs in which no protected class lost any accuracy"
+        yield Metric("retained", "retained", "higher", 2, meaning=meaning), "test"
+        meaning = "largest rise of a protected class's logistic loss; at most 0 is asked"
+        yield Metric("violation", "worst constraint", "lower", meaning=meaning), "train"
+        meaning = f"accuracy on {target}"
+        yield Metric("target_accuracy", "target accuracy", "higher", 3, meaning=meaning), ""
+        meaning = f"logistic loss of {target}, of choosing among the sentences of all classes"
+        yield Metric("target_loss", "target loss", "lower", 3, meaning=meaning), ""
+        meaning = "mean accuracy of the protected classes"
+        yield Metric("protected_accuracy", "protected", "higher", 3, meaning=meaning), ""
+        meaning = "the same, less that of the old model"
+        yield Metric("protected_change", "change of protected", "higher", 3, meaning=meaning), ""
+        meaning = "mean accuracy of all classes, each counted once"
+        yield Metric("accuracy", "accuracy", "higher", 3, meaning=meaning), ""
+        meaning = "net loss of rightly classified images, summed over protected classes"
+        yield Metric("forgotten_images", "images forgotten", "lower", 1, meaning=meaning), ""
 
-
-def _metrics(config: Continual) -> Iterator[tuple[Metric, str]]:
-    """Figures of each part of the data, with the parts whose column is in the first table."""
-    target, allowed = config.target, _allowed(config)
-    meaning = f"accuracy on {target}, less that of the old model"
-    yield Metric("target_gain", "gain", "higher", 3, meaning=meaning), "test val"
-    meaning = f"accuracy that a protected class lost beyond {allowed}; 0 is asked, and judged on"
-    meaning += " training data"
-    yield Metric("excess", "forgotten beyond limit", "lower", meaning=meaning), "train"
-    meaning = "largest accuracy that a protected class lost; below 0 all became better"
-    yield Metric("forgetting", "forgetting", "lower", 3, meaning=meaning), "test train"
-    meaning = f"share of runs in which no protected class lost more than {allowed}"
-    yield Metric("kept", "kept", "higher", 2, meaning=meaning), "train"
-    meaning = "retention ratio: share of runs in which no protected class lost any accuracy"
-    yield Metric("retained", "retained", "higher", 2, meaning=meaning), "test"
-    meaning = "largest rise of a protected class's logistic loss; at most 0 is asked"
-    yield Metric("violation", "worst constraint", "lower", meaning=meaning), "train"
-    meaning = f"accuracy on {target}"
-    yield Metric("target_accuracy", "target accuracy", "higher", 3, meaning=meaning), ""
-    meaning = f"logistic loss of {target}, of choosing among the sentences of all classes"
-    yield Metric("target_loss", "target loss", "lower", 3, meaning=meaning), ""
-    meaning = "mean accuracy of the protected classes"
-    yield Metric("protected_accuracy", "protected", "higher", 3, meaning=meaning), ""
-    meaning = "the same, less that of the old model"
-    yield Metric("protected_change", "change of protected", "higher", 3, meaning=meaning), ""
-    meaning = "mean accuracy of all classes, each counted once"
-    yield Metric("accuracy", "accuracy", "higher", 3, meaning=meaning), ""
-    meaning = "net loss of rightly classified images, summed over protected classes"
-    yield Metric("forgotten_images", "images forgotten", "lower", 1, meaning=meaning), ""
-
-
-def _panels(config: Continual) -> Iterator[Panel]:
-    target, limit, lost = config.target, config.forget_limit, "largest loss of accuracy"
-    gain = f"gain of {target}"
-    for part, title in (
-        ("train", "What is learned, what is forgotten: up and left"),
-        ("test", "The same on test data"),
-    ):
-        yield Panel(
-            "tradeoff", "test_target_gain", title, f"{gain}, test", f"{part}_forgetting",
-            f"{lost} of a protected class, {part}", reference=0.0, x_reference=limit,
-        )  # fmt: skip
-    for part in ("train", "test"):
-        yield Panel("curve", f"{part}_target_gain", f"Accuracy gained on {target}, {part}", gain)
-    for part in ("train", "test"):
-        title = f"Largest accuracy that a protected class lost, {part}"
-        yield Panel("curve", f"{part}_forgetting", title, lost, reference=limit)
-    title = "Worst constraint on training data: at most 0 is asked"
-    yield Panel("curve", "train_violation", title, "largest rise of a loss", reference=0.0)
-    yield Panel("curve", "objective", f"Contrastive loss of {target}, all pairs", "loss")
-    title = "Accuracy of every class before and after (test data)"
-    yield Panel("change", "test_accuracies", title, "test accuracy by class")
-    for key, part in (("zero_one", "training"), ("test_zero_one", "test")):
-        title = f"Accuracy lost by every protected class on {part} data"
-        label = f"accuracy lost by class, {part} data"
-        yield Panel("dots", key, title, label, reference=0.0)
-    title = "Accuracy lost by every protected class (train), by method"
-    yield Panel("family", "zero_one", title, "accuracy lost", reference=0.0)
-    title = "Rise of every protected class's loss (train), by method"
-    yield Panel("family", "constraints", title, "loss - old loss", reference=0.0)
-    yield Panel("family", "multipliers", "Multipliers: the price of each class", "multiplier")
+    def panels(self, config: Continual) -> Iterator[Panel]:
+        target, limit, lost = config.target, config.forget_limit, "largest loss of accuracy"
+        gain = f"gain of {target}"
+        for part, title in (
+            ("train", "What is learned, what is forgotten: up and left"),
+            ("test", "The same on test data"),
+        ):
+            yield Panel(
+                "tradeoff", "test_target_gain", title, f"{gain}, test", f"{part}_forgetting",
+                f"{lost} of a protected class, {part}", reference=0.0, x_reference=limit,
+            )  # fmt: skip
+        for part in ("train", "test"):
+            yield Panel(
+                "curve", f"{part}_target_gain", f"Accuracy gained on {target}, {part}", gain
+            )
+        for part in ("train", "test"):
+            title = f"Largest accuracy that a protected class lost, {part}"
+            yield Panel("curve", f"{part}_forgetting", title, lost, reference=limit)
+        title = "Worst constraint on training data: at most 0 is asked"
+        yield Panel("curve", "train_violation", title, "largest rise of a loss", reference=0.0)
+        yield Panel("curve", "objective", f"Contrastive loss of {target}, all pairs", "loss")
+        title = "Accuracy of every class before and after (test data)"
+        yield Panel("change", "test_accuracies", title, "test accuracy by class")
+        for key, part in (("zero_one", "training"), ("test_zero_one", "test")):
+            title = f"Accuracy lost by every protected class on {part} data"
+            label = f"accuracy lost by class, {part} data"
+            yield Panel("dots", key, title, label, reference=0.0)
+        title = "Accuracy lost by every protected class (train), by method"
+        yield Panel("family", "zero_one", title, "accuracy lost", reference=0.0)
+        title = "Rise of every protected class's loss (train), by method"
+        yield Panel("family", "constraints", title, "loss - old loss", reference=0.0)
+        yield Panel("family", "multipliers", "Multipliers: the price of each class", "multiplier")
 
 
 def _score(config: Continual) -> Callable[[Row], tuple[float, ...]]:

@@ -15,7 +15,7 @@ from fcco._distributed import Group
 from fcco.continual import TaskHeads
 
 from ...data.grouped import Samples
-from ..base import OnMachine, Scheduled, autocast, chunks
+from ..base import OnMachine, Scheduled, autocast, per_sample
 
 if TYPE_CHECKING:
     from .problem import ContinualProblem
@@ -233,19 +233,16 @@ class Encoder:
         """Scores of the classes from unit vectors: cosines over the temperature."""
         return images @ prompts.T / self.config.temperature
 
-    @torch.no_grad()
     def all(
         self, samples: Samples, rows: Tensor, texts: Tensor, group: Group | None = None
     ) -> tuple[Tensor, Tensor]:
         """Vectors of rows of the samples and of texts by id; ranks of a group share the work."""
-        vectors, read = torch.empty(0), torch.empty(0)
-        for places, inputs in chunks(self.config, samples, rows, self.device, group):
-            seen, read = self(inputs, texts)
-            if not len(vectors):
-                vectors = seen.new_zeros(len(rows), seen.shape[1] + 1)
-            vectors[places.to(self.device), :-1] = seen
-            vectors[places.to(self.device), -1] = 1.0
-        if group is not None:
-            torch.distributed.all_reduce(vectors, group=group.handle)
-        # The last column counts: where samples do not go round, a rank meets one twice.
-        return vectors[:, :-1] / vectors[:, -1:], read
+        read = torch.empty(0)
+
+        def seen(inputs: Tensor, _: Tensor) -> Tensor:
+            nonlocal read
+            vectors, read = self(inputs, texts)
+            return vectors
+
+        vectors = per_sample(self.config, samples, rows, self.device, seen, group)
+        return vectors, read

@@ -17,7 +17,7 @@ from fcco.groups import GroupBatchSampler
 
 from ... import strategy
 from ...task import Method, Row
-from ..base import PART_KEYS, BaseTraining, Batches, Stepped, make_optimizer
+from ..base import PART_KEYS, BaseTraining, Batches, Stepped, check_method, make_optimizer
 from .model import Continual, Encoder
 
 if TYPE_CHECKING:
@@ -134,16 +134,13 @@ class BuiltMethod(Stepped):
 def _check(method: Method, config: Continual) -> None:
     """Refuse what would be taken and then ignored, or fail without its name."""
     word, settings = method.method, method.settings
-    if word not in METHODS:
-        raise ValueError(f"`method` must be one of {', '.join(METHODS)} but is: {word}.")
+    check_method(method, _BY_TASK, METHODS)
     if method.independent and (word not in CONSTRAINED or config.protect == "train"):
         raise ValueError(
             f"`independent` is for constraints with `protect: held-out` but is set for {word}."
         )
     known = ("contrast_gamma", *MORE.get(word, ()))
     for name in settings:
-        if name in _BY_TASK:
-            raise ValueError(f"`settings.{name}` of {word} is made by the task; leave it out.")
         if (word in MORE or word not in CONSTRAINED) and name not in known:
             raise ValueError(f"`settings.{name}` is not for {word}: {', '.join(known)}.")
     if word == "weighted" and not float(settings.get("weight", 0.0)) > 0:
@@ -268,19 +265,11 @@ class ContinualTraining(BaseTraining):
             for place, (group, groups, size) in enumerate(drawn)
         ]  # fmt: skip
         batches = Batches(config, self.samples, rows, samplers, device)
-        super().__init__(config, method, model, built, batches, device)
+        kept = number * config.per_class * (2 if method.independent else 1)
+        epoch = config.steps_per_epoch, config.batch + config.negatives + kept
+        super().__init__(config, method, model, built, batches, device, epoch)
         with self.evaluating():
             self.old = {name: figures[0] for name, figures in self._classes().items()}
-
-    @property
-    def samples_per_step(self) -> int:
-        config = self.config
-        kept = len(config.protected) * config.per_class
-        return config.batch + config.negatives + kept * (2 if self.method.independent else 1)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.config.steps_per_epoch
 
     def update(self) -> None:
         images, places = self.batches.draw()

@@ -12,8 +12,8 @@ from fcco.fleet import Member, Unsupported, signature_of
 from fcco.methods import ALIASES
 
 from ... import data
-from ...task import Method, Metric, Page, Panel, Problem, Progress, Row, Rule
-from ..words import BaseTask, by_part
+from ...task import Method, Metric, Panel, Problem, Progress, Row, Rule
+from ..words import SECONDS, BaseTask
 from .model import CellBatches, Cells, Fairness, Scorer
 from .training import (
     PAIRED,
@@ -68,7 +68,7 @@ METRICS = (  # with the parts whose column is in the first table
     (Metric("fpr_gap", "FPR gap", "lower", 3, meaning="the same for negative people"), ""),
 )  # fmt: skip
 AT_THE_END = (
-    Metric("seconds", "seconds", "none", 1, True, "training time of a run"),
+    SECONDS,
     Metric("kkt_stationarity", "KKT stationarity", "lower", 4, meaning="length of the Lagrangian's"
         " gradient on all training data with its own multipliers"),
     Metric("kkt_feasibility", "KKT feasibility", "lower", 4, meaning="largest violation of a"
@@ -199,69 +199,68 @@ class FairnessTask(BaseTask):
             in_name=nearly_met and row["train_excess_gap"] > APART,
         )  # fmt: skip
 
-    def metrics(self, config: Any) -> tuple[Metric, ...]:
-        parts = ("test", "train", "val") if config.validation else ("test", "train")
-        return by_part(*METRICS, parts=parts) + AT_THE_END
+    def figures(self, config: Any) -> Sequence[tuple[Metric, str]]:
+        return METRICS
 
-    def page(self, config: Any) -> Page:
-        columns = config.columns
-        told = {"title": config.data, "asks": f"the label of {config.data}", "groups": ""}
+    def metrics(self, config: Any) -> tuple[Metric, ...]:
+        found = super().metrics(config)
+        return tuple(m for m in found if config.validation or not m.key.startswith("val_"))
+
+    def once(self, config: Any) -> tuple[Metric, ...]:
+        return AT_THE_END
+
+    def card(self, config: Any) -> dict[str, str]:
+        columns, asks, groups = config.columns, f"the label of {config.data}", ""
         if columns.label:
-            told["asks"] = f"the column {columns.label} of {config.data}"
-            told["groups"] = f"those of the column {' and '.join(columns.group)}"
-        card = self.described(config, **told)
-        (title,) = self.words("title", config, card=card)
-        return Page(
-            title=title,
-            question=self.words("question", config, card=card),
-            metrics=self.metrics(config),
-            panels=tuple(_panels(config)),
-            entries=dict.fromkeys(_LISTS, config.constraint_names),
-            references=self.named(config),
-            clouds=tuple(_clouds(config)),
-            glossary=self.glossary(config),
+            asks = f"the column {columns.label} of {config.data}"
+            groups = f"those of the column {' and '.join(columns.group)}"
+        return self.described(config, title=config.data, asks=asks, groups=groups)
+
+    def entries(self, config: Any) -> dict[str, tuple[str, ...]]:
+        return dict.fromkeys(_LISTS, config.constraint_names)
+
+    def panels(self, config: Fairness) -> Iterator[Panel]:
+        limit = config.feasible_limit if config.feasible_by == "gap" else None
+        title = "The price of equal ROC curves (test data): up and left is better"
+        yield Panel(
+            "tradeoff", "test_auc", title, "AUC", "test_excess_gap", "ROC gap beyond chance",
+            x_reference=limit,
+        )  # fmt: skip
+        title = "The same as training sees it: AUC against the worst constraint"
+        yield Panel(
+            "tradeoff", "train_auc", title, "AUC, train", "train_violation",
+            "worst constraint value, train", x_reference=0.0,
+        )  # fmt: skip
+        yield Panel("curve", "train_auc", "AUC on training data", "AUC")
+        title = "Worst constraint on training data: at most 0 is asked"
+        yield Panel("curve", "train_violation", title, "worst |gap| - tolerance", reference=0.0)
+        yield Panel("curve", "test_auc", "AUC on test data", "AUC")
+        yield Panel("curve", "test_gap", "True ROC gap on test data", "largest gap")
+        title = "Share of scores between the thresholds: near 0 the constraints are empty"
+        yield Panel("curve", "train_inside", title, "share")
+        title = "All constraints on training data, by method"
+        yield Panel("family", "constraints", title, "|gap| - tolerance", reference=0.0)
+        yield Panel(
+            "family", "multipliers", "Multipliers: the price of each constraint", "multiplier"
         )
 
-
-def _panels(config: Fairness) -> Iterator[Panel]:
-    limit = config.feasible_limit if config.feasible_by == "gap" else None
-    yield Panel(
-        "tradeoff", "test_auc", "The price of equal ROC curves (test data): up and left is better",
-        "AUC", "test_excess_gap", "ROC gap beyond chance", x_reference=limit,
-    )  # fmt: skip
-    yield Panel(
-        "tradeoff", "train_auc", "The same as training sees it: AUC against the worst constraint",
-        "AUC, train", "train_violation", "worst constraint value, train", x_reference=0.0,
-    )  # fmt: skip
-    yield Panel("curve", "train_auc", "AUC on training data", "AUC")
-    title = "Worst constraint on training data: at most 0 is asked"
-    yield Panel("curve", "train_violation", title, "worst |gap| - tolerance", reference=0.0)
-    yield Panel("curve", "test_auc", "AUC on test data", "AUC")
-    yield Panel("curve", "test_gap", "True ROC gap on test data", "largest gap")
-    title = "Share of scores between the thresholds: near 0 the constraints are empty"
-    yield Panel("curve", "train_inside", title, "share")
-    title = "All constraints on training data, by method"
-    yield Panel("family", "constraints", title, "|gap| - tolerance", reference=0.0)
-    yield Panel("family", "multipliers", "Multipliers: the price of each constraint", "multiplier")
-
-
-def _clouds(config: Fairness) -> Iterator[Panel]:
-    """AUC against both figures that may be judged, with the limit of the one that is."""
-    by_gap, limit = config.feasible_by == "gap", config.feasible_limit
-    for part, name in {"val": "validation", "train": "train"}.items():
-        if part == "val" and not config.validation:
-            continue
-        auc, where = f"AUC, {name}", f"({name} data)"
-        yield Panel(
-            "tradeoff", f"{part}_auc", f"AUC against the worst constraint {where}", auc,
-            f"{part}_violation", f"worst constraint value, {name}",
-            x_reference=0.0 if by_gap else limit,
-        )  # fmt: skip
-        yield Panel(
-            "tradeoff", f"{part}_auc", f"AUC against the ROC gap beyond chance {where}", auc,
-            f"{part}_excess_gap", f"ROC gap beyond chance, {name}",
-            x_reference=limit if by_gap else None,
-        )  # fmt: skip
+    def clouds(self, config: Fairness) -> Iterator[Panel]:
+        """AUC against both figures that may be judged, with the limit of the one that is."""
+        by_gap, limit = config.feasible_by == "gap", config.feasible_limit
+        for part, name in {"val": "validation", "train": "train"}.items():
+            if part == "val" and not config.validation:
+                continue
+            auc, where = f"AUC, {name}", f"({name} data)"
+            yield Panel(
+                "tradeoff", f"{part}_auc", f"AUC against the worst constraint {where}", auc,
+                f"{part}_violation", f"worst constraint value, {name}",
+                x_reference=0.0 if by_gap else limit,
+            )  # fmt: skip
+            yield Panel(
+                "tradeoff", f"{part}_auc", f"AUC against the ROC gap beyond chance {where}", auc,
+                f"{part}_excess_gap", f"ROC gap beyond chance, {name}",
+                x_reference=limit if by_gap else None,
+            )  # fmt: skip
 
 
 TASK = FairnessTask()

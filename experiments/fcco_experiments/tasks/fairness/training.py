@@ -17,7 +17,7 @@ from fcco.fleet import Fleet, Member
 from fcco.methods import ALIASES
 
 from ...task import FleetTraining, Method, Row
-from ..base import BaseTraining, Stepped, learning_rate_factor, make_optimizer
+from ..base import BaseTraining, Stepped, check_method, learning_rate_factor, make_optimizer
 from .model import (
     LABELS,
     SMALLEST,
@@ -58,9 +58,7 @@ class BuiltMethod(Stepped):
         self.count = 2 * len(config.thresholds)
         name, settings = method.method, dict[str, Any](method.settings)
         word = ALIASES.get(name, name)
-        for key in settings:
-            if key in _BY_TASK:
-                raise ValueError(f"`settings.{key}` of {name} is made by the task; leave it out.")
+        check_method(method, _BY_TASK)
         if word in (UNCONSTRAINED, AUTOMATIC) and settings:
             raise ValueError(f"`{name}` has no settings but got: {', '.join(settings)}.")
         if word == UNCONSTRAINED:
@@ -132,16 +130,9 @@ class FairnessTraining(BaseTraining):
         model = Scorer(config, seed, self.train)
         built = BuiltMethod(model, method, config)
         batches = CellBatches(config, seed, self.train, copies(config, method))
-        super().__init__(config, method, model, built, batches, torch.device("cpu"))
+        epoch = batches.steps_per_epoch, config.batch * batches.copies
+        super().__init__(config, method, model, built, batches, torch.device("cpu"), epoch)
         self.parameters = list(model.parameters())
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.config.batch * self.batches.copies
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.batches.steps_per_epoch
 
     def update(self) -> None:
         def values(rows: Tensor) -> Any:

@@ -10,10 +10,10 @@ from torch import nn
 
 from ... import data
 from ...data.grouped import GroupedData
-from ...task import Method, Metric, Page, Panel, Progress, Row, Rule
+from ...task import Method, Metric, Panel, Progress, Row, Rule
 from ..base import Stepped
 from ..network import NetworkProblem
-from ..words import BaseTask, by_part
+from ..words import SECONDS, SPEED, BaseTask
 from .training import METHODS, REFERENCES, GroupDRO, GroupDROTraining, build
 
 __all__ = ["TASK", "GroupDRO", "GroupDROProblem", "GroupDROTask", "GroupDROTraining", "build"]
@@ -26,7 +26,7 @@ FAR = 0.5
 _SUMMARIES = {"worst_accuracy": "worst group", "tenth_accuracy": "10th percentile"}
 """Rows have one of these figures, as `GroupedData.summary` says."""
 AT_THE_END = (
-    Metric("seconds", "seconds", "none", 1, True, "training time of a run"),
+    SECONDS,
     Metric("tracking_error", "tracking error", "lower", 4, meaning="how far a method's running"
         " values of the group losses are from the true ones (root mean square over groups)"),
     Metric("threshold", "threshold", meaning="the one that the method ended with"),
@@ -38,8 +38,7 @@ AT_THE_END = (
     Metric("gram_smallest_with_s", "least eigenvalue, with threshold", meaning="the same with the"
         " threshold as one more weight"),
     Metric("gram_largest", "largest eigenvalue", meaning="of the same matrix"),
-    Metric("samples_per_second", "samples a second", "none", 0, meaning="in training, evaluations"
-        " not counted"),
+    SPEED,
 )  # fmt: skip
 
 
@@ -79,6 +78,7 @@ class GroupDROTask(BaseTask):
     name, template = "group-dro", "group_dro"
     config, problem = GroupDRO, GroupDROProblem
     methods, references = METHODS, REFERENCES
+    parts = ("train", "test", "val")
 
     def grid_name(self, config: Any) -> str:
         return "appendix" if config.train == "all" else "wide"
@@ -124,76 +124,64 @@ class GroupDROTask(BaseTask):
             one_answer=worst == 0 and row["test_accuracy"] > 0.5,
         )  # fmt: skip
 
-    def metrics(self, config: Any) -> tuple[Metric, ...]:
-        columns = by_part(*_metrics(config), parts=("train", "test", "val")) + AT_THE_END
-        return tuple(sorted(columns, key=lambda metric: not metric.headline))
+    def once(self, config: Any) -> tuple[Metric, ...]:
+        return AT_THE_END
 
-    def page(self, config: Any) -> Page:
+    def card(self, config: Any) -> dict[str, str]:
         columns = config.columns
         groups = f"those of {' and '.join(columns.group)}" if columns.group else ""
         if columns.overlapping:
             groups = f"those of {', '.join(columns.overlapping)}, which overlap: a sample counts in"
             groups += " each of its groups, or in none"
-        card = self.described(
+        return self.described(
             config, title=config.data, groups=groups or "those of the data set",
             asks=f"the column {columns.label}" if columns.label else "the class of a sample",
             notes="Test accuracies are those of samples that no training has seen; a warning says"
             " where a group has few of them.",
         )  # fmt: skip
-        (title,) = self.words("title", config, card=card)
-        return Page(
-            title=title,
-            question=self.words("question", config, card=card, rule=self.rule(config)),
-            metrics=self.metrics(config),
-            panels=tuple(_panels(config)),
-            entries=dict.fromkeys(("losses", "test_reported", "weights"), ()),  # named by the runs
-            references=self.named(config),
-            glossary=self.glossary(config),
-        )
 
+    def entries(self, config: Any) -> dict[str, tuple[str, ...]]:
+        return dict.fromkeys(("losses", "test_reported", "weights"), ())  # named by the runs
 
-def _metrics(config: GroupDRO) -> Iterator[tuple[Metric, str]]:
-    """Figures of each part of the data, with the parts whose column is in the first table."""
-    average = f"average loss of the worst {config.share} of groups, best threshold"
-    yield Metric("cvar", "CVaR", "lower", meaning=average), "train test"
-    reported = "accuracy that nine of ten reported groups have or exceed"
-    lowest = "accuracy of the reported group that has the lowest"
-    yield Metric("worst_accuracy", "worst group", "higher", 3, meaning=lowest), "test"
-    yield Metric("tenth_accuracy", "10th percentile", "higher", 3, meaning=reported), "test"
-    right = "share of all samples that are classified rightly"
-    yield Metric("accuracy", "accuracy", "higher", 3, meaning=right), "test"
-    each = "mean of the accuracies of the reported groups, each counted once"
-    yield Metric("group_accuracy", "mean of groups", "higher", 3, meaning=each), ""
-    largest = "loss of the one group that has the largest"
-    yield Metric("worst_loss", "largest group loss", "lower", meaning=largest), ""
-    mean = "mean of the group losses, each counted once"
-    yield Metric("group_loss", "group loss", "lower", meaning=mean), ""
-    yield Metric("loss", "loss", "lower", meaning="mean loss of all samples"), ""
+    def figures(self, config: GroupDRO) -> Iterator[tuple[Metric, str]]:
+        average = f"average loss of the worst {config.share} of groups, best threshold"
+        yield Metric("cvar", "CVaR", "lower", meaning=average), "train test"
+        reported = "accuracy that nine of ten reported groups have or exceed"
+        lowest = "accuracy of the reported group that has the lowest"
+        yield Metric("worst_accuracy", "worst group", "higher", 3, meaning=lowest), "test"
+        yield Metric("tenth_accuracy", "10th percentile", "higher", 3, meaning=reported), "test"
+        right = "share of all samples that are classified rightly"
+        yield Metric("accuracy", "accuracy", "higher", 3, meaning=right), "test"
+        each = "mean of the accuracies of the reported groups, each counted once"
+        yield Metric("group_accuracy", "mean of groups", "higher", 3, meaning=each), ""
+        largest = "loss of the one group that has the largest"
+        yield Metric("worst_loss", "largest group loss", "lower", meaning=largest), ""
+        mean = "mean of the group losses, each counted once"
+        yield Metric("group_loss", "group loss", "lower", meaning=mean), ""
+        yield Metric("loss", "loss", "lower", meaning="mean loss of all samples"), ""
 
-
-def _panels(config: GroupDRO) -> Iterator[Panel]:
-    """Of figures that no run has, as one of the two accuracies, the report draws none."""
-    for key, label in _SUMMARIES.items():
-        title = "Does a lower CVaR in training help the worst groups of the test data?"
-        yield Panel("tradeoff", f"test_{key}", title, label, "train_cvar", "CVaR, train")
-        title = "What it costs on average (test data): up and right is better"
-        yield Panel("tradeoff", f"test_{key}", title, label, "test_accuracy", "accuracy")
-    title = f"Training: average loss of the worst {config.share} of groups"
-    yield Panel("curve", "train_cvar", title, "CVaR, train", log=True)
-    yield Panel("curve", "test_cvar", "The same on test data", "CVaR, test", log=True)
-    yield Panel("curve", "test_worst_accuracy", "Test accuracy of the worst group", "accuracy")
-    title = "Test accuracy that nine of ten groups have or exceed"
-    yield Panel("curve", "test_tenth_accuracy", title, "accuracy")
-    yield Panel("curve", "test_accuracy", "Test accuracy over all samples", "accuracy")
-    title = "How far the running values are from the true group losses"
-    yield Panel("curve", "tracking_error", title, "tracking error", log=True)
-    title = "Loss of every group before and after training (training data)"
-    yield Panel("change", "losses", title, "training loss by group", log=True)
-    title = "Test accuracy of every reported group"
-    yield Panel("dots", "test_reported", title, "test accuracy by group")
-    title = "Loss of every group over training, by method"
-    yield Panel("family", "losses", title, "group loss", log=True)
-    yield Panel("family", "weights", "How much each group counts, by method", "weight")
+    def panels(self, config: GroupDRO) -> Iterator[Panel]:
+        for key, label in _SUMMARIES.items():
+            title = "Does a lower CVaR in training help the worst groups of the test data?"
+            yield Panel("tradeoff", f"test_{key}", title, label, "train_cvar", "CVaR, train")
+            title = "What it costs on average (test data): up and right is better"
+            yield Panel("tradeoff", f"test_{key}", title, label, "test_accuracy", "accuracy")
+        title = f"Training: average loss of the worst {config.share} of groups"
+        yield Panel("curve", "train_cvar", title, "CVaR, train", log=True)
+        yield Panel("curve", "test_cvar", "The same on test data", "CVaR, test", log=True)
+        yield Panel("curve", "test_worst_accuracy", "Test accuracy of the worst group", "accuracy")
+        title = "Test accuracy that nine of ten groups have or exceed"
+        yield Panel("curve", "test_tenth_accuracy", title, "accuracy")
+        yield Panel("curve", "test_accuracy", "Test accuracy over all samples", "accuracy")
+        title = "How far the running values are from the true group losses"
+        yield Panel("curve", "tracking_error", title, "tracking error", log=True)
+        title = "Loss of every group before and after training (training data)"
+        yield Panel("change", "losses", title, "training loss by group", log=True)
+        title = "Test accuracy of every reported group"
+        yield Panel("dots", "test_reported", title, "test accuracy by group")
+        title = "Loss of every group over training, by method"
+        yield Panel("family", "losses", title, "group loss", log=True)
+        yield Panel("family", "weights", "How much each group counts, by method", "weight")
 
 
 TASK = GroupDROTask()

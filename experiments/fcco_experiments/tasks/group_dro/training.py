@@ -27,8 +27,10 @@ from ..base import (
     Scheduled,
     Stepped,
     autocast,
+    check_method,
     chunks,
     make_optimizer,
+    per_sample,
 )
 from ..network import Networked
 
@@ -183,11 +185,8 @@ def build(
 def _check(method: Method) -> None:
     """Refuse settings that would be taken and then ignored, or fail without their name."""
     word, settings = method.method, method.settings
-    if word not in METHODS:
-        raise ValueError(f"`method` must be one of {', '.join(METHODS)} but is: {word}.")
+    check_method(method, _BY_TASK, METHODS)
     for name in settings:
-        if name in _BY_TASK:
-            raise ValueError(f"`settings.{name}` of {word} is made by the task; leave it out.")
         if word == "sonx" and name.startswith("smoothing"):
             raise ValueError(f"`settings.{name}` is not for sonx: with smoothing it is sonex.")
         if word == "alexr2" and name in ("correction", "read"):
@@ -289,20 +288,19 @@ class GroupDROTraining(BaseTraining):
         self.samples, self.parts, self.summary = samples, parts, summary
         train = self.train = parts["train"]
         self.copies = 2 if method.independent else 1
-        self._steps_per_epoch = -(-len(train) // (config.batch * self.copies))
+        steps, size = -(-len(train) // (config.batch * self.copies)), config.batch * self.copies
         model = strategy.wrap(model, device)
-        total = self._steps_per_epoch * config.epochs
-        built = build(model, method, config, torch.bincount(train.group), total)
+        built = build(model, method, config, torch.bincount(train.group), steps * config.epochs)
         # Where groups overlap, a sample that is drawn for one counts in that one alone.
         drawn = train.memberships()
-        group, number, size = drawn.group, config.groups_per_batch, config.per_group
+        group, number, each = drawn.group, config.groups_per_batch, config.per_group
         if built.objective is None:  # without one (ERM) all samples are one group
-            drawn, group, number, size = train, torch.zeros_like(train.rows), 1, config.batch
+            drawn, group, number, each = train, torch.zeros_like(train.rows), 1, config.batch
         sampler = GroupBatchSampler(
-            group, number, size * self.copies, batches_per_epoch=self._steps_per_epoch, seed=seed
+            group, number, each * self.copies, batches_per_epoch=steps, seed=seed
         )
         batches = Batches(config, samples, [drawn.rows], [sampler], device)
-        super().__init__(config, method, model, built, batches, device)
+        super().__init__(config, method, model, built, batches, device, (steps, size))
         ids = drawn.group if drawn.member is None else group
         self._label, self._group = drawn.label.to(device), ids.to(device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
@@ -329,14 +327,6 @@ class GroupDROTraining(BaseTraining):
                 f"`spectrum` holds the gradients of all {number} groups at once, here "
                 f"{size / 2**30:.0f} GiB, more than {_MOST_BYTES >> 30}; leave it out."
             )
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.config.batch * self.copies
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._steps_per_epoch
 
     # Steps.
 
@@ -404,9 +394,9 @@ class GroupDROTraining(BaseTraining):
         row, losses, config = Row(), {}, self.config
         with self.evaluating():
             for name, part in self.parts.items():
-                samples = self._sample_figures(part)
+                loss, right = self._sample_figures(part)
                 found, losses[name] = figures(
-                    PART_KEYS[name], part, *samples, config.ratio, self.summary
+                    PART_KEYS[name], part, loss, right, config.ratio, self.summary
                 )
                 row |= found
         true, objective = losses["train"], self.built.objective
@@ -424,20 +414,17 @@ class GroupDROTraining(BaseTraining):
             row["weights"] = objective.group_weights().nan_to_num(nan=0.0).tolist()
         return row
 
-    @torch.no_grad()
-    def _sample_figures(self, part: GroupedPart) -> tuple[Tensor, Tensor]:
+    def _sample_figures(self, part: GroupedPart) -> Tensor:
         """Loss of each sample and whether it was classified rightly, in float64, on the CPU."""
-        ranks, label = find_group(), part.label.to(self.device)
-        sums = torch.zeros(3, len(part), dtype=torch.float64, device=self.device)
-        loss, right, seen = sums
-        for places, inputs in chunks(self.config, self.samples, part.rows, self.device, ranks):
-            here, scores = places.to(self.device), self._scores(inputs)
-            loss[here] = cross_entropy(scores, label[here], reduction="none").double()
-            right[here] = (scores.argmax(1) == label[here]).double()
-            seen[here] = 1.0
-        if ranks is not None:
-            torch.distributed.all_reduce(sums, group=ranks.handle)
-        return (loss / seen).cpu(), (right / seen).cpu()
+        label = part.label.to(self.device)
+
+        def both(inputs: Tensor, here: Tensor) -> Tensor:
+            scores, own = self._scores(inputs), label[here]
+            losses = cross_entropy(scores, own, reduction="none").double()
+            return torch.stack([losses, (scores.argmax(1) == own).double()], 1)
+
+        rows, ranks = part.rows, find_group()
+        return per_sample(self.config, self.samples, rows, self.device, both, ranks).T.cpu()
 
     def finish(self) -> Row:
         names = shown_names(self.train.group_names)

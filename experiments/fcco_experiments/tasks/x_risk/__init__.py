@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ... import data as sets
 from ...data.grouped import GroupedData
 from ...data.sources import WrongData, few
-from ...task import Method, Metric, Page, Panel, Progress, Row, Rule
+from ...task import Method, Metric, Panel, Progress, Row, Rule
 from ..base import Stepped
 from ..network import NetworkProblem
-from ..words import BaseTask, by_part
+from ..words import SECONDS, SPEED, BaseTask
 from .training import LISTS, METHODS, REFERENCES, XRisk, XRiskTraining, build
 
 __all__ = ["TASK", "XRisk", "XRiskProblem", "XRiskTask"]
@@ -25,11 +25,6 @@ NAMES = {
     "ap": "average precision", "auc": "AUC", "pauc": "partial AUC", "tpauc": "two-way partial AUC",
     "ndcg": "NDCG",
 }  # fmt: skip
-AT_THE_END = (
-    Metric("seconds", "seconds", "none", 1, True, "training time of a run"),
-    Metric("samples_per_second", "samples a second", "none", 0, meaning="in training, evaluations"
-        " not counted"),
-)  # fmt: skip
 
 
 class XRiskProblem(NetworkProblem):
@@ -93,6 +88,7 @@ class XRiskTask(BaseTask):
     name, template = "x-risk", "x_risk"
     config, problem = XRisk, XRiskProblem
     methods, references = METHODS | LISTS, REFERENCES
+    parts = ("train", "test", "val")
 
     def grid_name(self, config: Any) -> str:
         return "lists" if config.lists else "wide"
@@ -121,15 +117,13 @@ class XRiskTask(BaseTask):
         number = row.get("test_positives", SMALL)
         return self.words("warnings", config, positives=number if number < SMALL else 0)
 
-    def metrics(self, config: Any) -> tuple[Metric, ...]:
-        columns = by_part(*_metrics(config), parts=("train", "test", "val"))
+    def once(self, config: Any) -> tuple[Metric, ...]:
         kind = "queries" if config.lists else "positives"
         meaning = f"{kind} in the test data"
-        columns += (Metric(f"test_{kind}", f"test {kind}", "none", 0, meaning=meaning),)
-        columns += AT_THE_END
-        return tuple(sorted(columns, key=lambda metric: not metric.headline))
+        number = Metric(f"test_{kind}", f"test {kind}", "none", 0, meaning=meaning)
+        return number, SECONDS, SPEED
 
-    def page(self, config: Any) -> Page:
+    def card(self, config: Any) -> dict[str, str]:
         label = config.columns.label
         card = self.described(
             config, title=config.data, asks=f"the column {label}" if label else "the positives",
@@ -139,52 +133,44 @@ class XRiskTask(BaseTask):
         if label and not sets.is_table(config.data):
             card["title"] += f", {label.replace('_', ' ').lower()}"
             card["asks"] += f", {label}"
-        (title,) = self.words("title", config, card=card)
-        return Page(
-            title=title,
-            question=self.words("question", config, card=card, rule=self.rule(config)),
-            metrics=self.metrics(config),
-            panels=tuple(_panels(config)),
-            references=self.named(config),
-            glossary=self.glossary(config),
-        )
+        return card
 
+    def figures(self, config: XRisk) -> Iterator[tuple[Metric, str]]:
+        if config.lists:
+            at, rows = (f" at {config.k}", f"the first {config.k}") if config.k else ("", "all")
+            meaning = (
+                f"mean over queries of the gain of {rows} rows, discounted by place, as a share"
+            )
+            meaning += " of the best order's"
+            yield Metric("ndcg", f"NDCG{at}", "higher", meaning=meaning), "test val"
+            meaning = "the same of all rows of each query"
+            yield Metric("ndcg_all", "NDCG, whole lists", "higher", meaning=meaning), ""
+            return
+        meanings = {
+            "ap": "average precision: the mean over positives of the share of positives among all"
+            " samples that score at least as high",
+            "auc": "share of pairs of a positive and a negative in which the positive scores"
+            " higher",
+            "pauc": f"area under the ROC curve up to a false positive rate of {config.max_fpr}, 0.5"
+            " for random scores",
+            "tpauc": f"the part of that area above a true positive rate of {config.min_tpr}, from 0"
+            " to 1",
+        }
+        for key, meaning in meanings.items():
+            label = "AP" if key == "ap" else NAMES[key]
+            shown = "test val" if key == config.risk else "test"
+            yield Metric(key, label, "higher", meaning=meaning), shown
 
-def _metrics(config: XRisk) -> Iterator[tuple[Metric, str]]:
-    """Figures of each part of the data, with the parts whose column is in the first table."""
-    if config.lists:
-        at, rows = (f" at {config.k}", f"the first {config.k}") if config.k else ("", "all")
-        meaning = f"mean over queries of the gain of {rows} rows, discounted by place, as a share"
-        meaning += " of the best order's"
-        yield Metric("ndcg", f"NDCG{at}", "higher", meaning=meaning), "test val"
-        meaning = "the same of all rows of each query"
-        yield Metric("ndcg_all", "NDCG, whole lists", "higher", meaning=meaning), ""
-        return
-    meanings = {
-        "ap": "average precision: the mean over positives of the share of positives among all"
-        " samples that score at least as high",
-        "auc": "share of pairs of a positive and a negative in which the positive scores higher",
-        "pauc": f"area under the ROC curve up to a false positive rate of {config.max_fpr}, 0.5 for"
-        " random scores",
-        "tpauc": f"the part of that area above a true positive rate of {config.min_tpr}, from 0 to"
-        " 1",
-    }
-    for key, meaning in meanings.items():
-        label = "AP" if key == "ap" else NAMES[key]
-        shown = "test val" if key == config.risk else "test"
-        yield Metric(key, label, "higher", meaning=meaning), shown
-
-
-def _panels(config: XRisk) -> Iterator[Panel]:
-    name, key = NAMES[config.risk], config.risk
-    if not config.lists:
-        title = "Average precision and AUC need not agree (test data)"
-        yield Panel("tradeoff", "test_ap", title, NAMES["ap"], "test_auc", "AUC")
-    title = f"{name[0].upper()}{name[1:]} on test data"
-    yield Panel("curve", f"test_{key}", title, f"{name}, test")
-    title = "On validation data, by which settings are chosen"
-    yield Panel("curve", f"val_{key}", title, f"{name}, validation")
-    yield Panel("curve", f"train_{key}", "On training data", f"{name}, train")
+    def panels(self, config: XRisk) -> Iterator[Panel]:
+        name, key = NAMES[config.risk], config.risk
+        if not config.lists:
+            title = "Average precision and AUC need not agree (test data)"
+            yield Panel("tradeoff", "test_ap", title, NAMES["ap"], "test_auc", "AUC")
+        title = f"{name[0].upper()}{name[1:]} on test data"
+        yield Panel("curve", f"test_{key}", title, f"{name}, test")
+        title = "On validation data, by which settings are chosen"
+        yield Panel("curve", f"val_{key}", title, f"{name}, validation")
+        yield Panel("curve", f"train_{key}", "On training data", f"{name}, train")
 
 
 TASK = XRiskTask()

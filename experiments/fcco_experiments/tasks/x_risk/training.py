@@ -28,8 +28,9 @@ from ..base import (
     Scheduled,
     Stepped,
     autocast,
-    chunks,
+    check_method,
     make_optimizer,
+    per_sample,
 )
 from ..network import Networked
 
@@ -177,15 +178,8 @@ def sample_loss(method: Method, config: XRisk) -> Callable[[Tensor, Tensor], Ten
 
 def _check(method: Method, config: XRisk) -> None:
     """Refuse methods of the other kind of data, and settings that the task makes."""
-    words = LISTS if config.lists else METHODS
-    if method.method not in words:
-        raise ValueError(
-            f"`method` must be one of {', '.join(words)} for `risk: {config.risk}` but is: "
-            f"{method.method}."
-        )
+    check_method(method, _BY_TASK, LISTS if config.lists else METHODS)
     for name in method.settings:
-        if name in _BY_TASK:
-            raise ValueError(f"`settings.{name}` is made by the task; leave it out.")
         if method.method in REFERENCES and (method.method, name) != ("focal", "focus"):
             raise ValueError(f"`{method.method}` has no setting {name}.")
     if method.independent:
@@ -337,13 +331,13 @@ class XRiskTraining(BaseTraining):
     ) -> None:
         self.samples, self.parts, self.values = samples, parts, values
         train = parts["train"]
-        self._steps_per_epoch = -(-len(train) // config.batch)
+        steps = -(-len(train) // config.batch)
         model = strategy.wrap(model, device)
         label = values[train.label]
         built = build(model, method, config, label, train.group if config.lists else None)
         # The places of each stream, in the training data.
         every, none = torch.arange(len(train)), torch.zeros_like(train.group)
-        options: dict[str, Any] = {"batches_per_epoch": self._steps_per_epoch, "seed": seed}
+        options: dict[str, Any] = {"batches_per_epoch": steps, "seed": seed}
         plain = [GroupBatchSampler(none, 1, min(config.batch, len(train)), **options)]
         if config.lists:
             self._places = [every]
@@ -367,18 +361,10 @@ class XRiskTraining(BaseTraining):
             Batches(config, samples, [train.rows], plain, device),
             Batches(config, samples, [train.rows[places] for places in self._places], own, device),
         )
-        super().__init__(config, method, model, built, streams, device)
+        super().__init__(config, method, model, built, streams, device, (steps, config.batch))
         self._label = label.to(device)
         self._loss = sample_loss(method, config)
-        self.warm_steps = round(config.warm * config.epochs * self._steps_per_epoch)
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.config.batch
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._steps_per_epoch
+        self.warm_steps = round(config.warm * config.epochs * steps)
 
     def update(self) -> None:
         objective, optimizer = self.built.objective, self.built.optimizer
@@ -416,17 +402,14 @@ class XRiskTraining(BaseTraining):
                     row |= binary_figures(name, label, scores, config.min_tpr, config.max_fpr)
         return row
 
-    @torch.no_grad()
     def _part_scores(self, part: GroupedPart) -> Tensor:
         """The score of each sample, in float64, on the CPU."""
-        ranks = find_group()
-        sums = torch.zeros(2, len(part), dtype=torch.float64, device=self.device)
-        for places, inputs in chunks(self.config, self.samples, part.rows, self.device, ranks):
-            here = places.to(self.device)
-            sums[0, here], sums[1, here] = self._scores(inputs).double(), 1.0
-        if ranks is not None:
-            torch.distributed.all_reduce(sums, group=ranks.handle)
-        return (sums[0] / sums[1]).cpu()
+
+        def own(inputs: Tensor, _: Tensor) -> Tensor:
+            return self._scores(inputs).double().unsqueeze(1)
+
+        rows, ranks = part.rows, find_group()
+        return per_sample(self.config, self.samples, rows, self.device, own, ranks).squeeze(1).cpu()
 
     def finish(self) -> Row:
         part = self.parts["test"]

@@ -1,7 +1,7 @@
 """Networks that can fit every group: a tabular MLP and a small CNN here, larger ones on a GPU.
 
-    python -m benchmarks.untuned.networks --prepare build/faces.pt
-    python -m benchmarks.untuned.networks --data build/faces.pt --minutes 9 --out build/gpu.jsonl
+    python -m studies.untuned.networks --prepare build/faces.pt
+    python -m studies.untuned.networks --data build/faces.pt --minutes 9 --out build/gpu.jsonl
 
 The first command keeps the first 10,000 faces of CelebA (16 groups) as JPEG in a file of 27 MB. The
 second trains, on a GPU unless `--device` says otherwise, as many runs side by side as `--workers`

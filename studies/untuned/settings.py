@@ -1,6 +1,6 @@
 """One setting at a time instead of the automatic ones, on `reviews`, and a network without any.
 
-    python -m benchmarks.untuned.settings --out docs/results/automatic-settings.json
+    python -m studies.untuned.settings --out docs/results/automatic-settings.json
 
 Training CVaR, means over 3 seeds: `rows` at three learning rates, and `networks` beside other
 weights, 16 groups with 4 samples in a batch. It takes three minutes on two cores and needs the data
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import fcco
+from studies.publish import about
 
-from ..overhead import commit
 from . import groups, networks
 
 PROBLEM, SEEDS = "reviews", range(3)
@@ -72,8 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="write the JSON object to this file")
     options = parser.parse_args(arguments)
-    found: dict[str, Any] = {"command": "python -m benchmarks.untuned.settings"}
-    found |= {"commit": commit(), "torch": torch.__version__, "lrs": groups.make(PROBLEM).lrs}
+    found: dict[str, Any] = {"command": "python -m studies.untuned.settings"}
+    found |= {
+        "commit": about()["revision"],
+        "torch": torch.__version__,
+        "lrs": groups.make(PROBLEM).lrs,
+    }
     rows = found["rows"] = dict[str, list[float]]()
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for name, means in pool.imap(measure, ROWS):

@@ -1,7 +1,7 @@
 """How often each finding of `report()` is right: false alarms, and detections.
 
-    python -m benchmarks.untuned.alarms --json            # 50 runs of each situation
-    python -m benchmarks.untuned.alarms --runs 10 --only swinging
+    python -m studies.untuned.alarms --json            # 50 runs of each situation
+    python -m studies.untuned.alarms --runs 10 --only swinging
 
 In the situations `NULL` nothing is wrong: groups that are equally good, in models that stand still
 or learn; groups that must trade off; limits that can be met. A report is made several times in a

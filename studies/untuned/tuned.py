@@ -1,6 +1,6 @@
 """The best that tuning gives, by any library: settings chosen by a search, as data.
 
-    python -m benchmarks.untuned.tuned [--workers 2] [--cache FILE] [PATTERN]
+    python -m studies.untuned.tuned [--workers 2] [--cache FILE] [PATTERN]
 
 searches again and prints what it chose. Constraints: the methods that lead each table of
 docs/research/details/constrained.md with the grids of that study (`docs` has a grid here); of each
@@ -14,17 +14,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fcco_experiments.data import MissingData
-
 from studies.constrained import grids, peers
 from studies.constrained.report import choose, place
-from studies.runner import Job, Runner, short
+from studies.runner import Job, Runner, available
 
 from . import constraints, groups
 from .constraints import LEVEL, Figures
@@ -216,19 +214,6 @@ GROUPS: dict[str, Tuned] = {
         ("EMA + quantile", {"gamma": 0.1, "lr": 0.03}),
     ],
 }
-
-
-def available(names: Iterable[str], make: Any, notes: list[str]) -> list[str]:
-    """Problems whose files are there; a note, also on stderr, for each of the others."""
-    found = []
-    for name in names:
-        try:
-            make(name)
-            found.append(name)
-        except MissingData as reason:
-            notes.append(f"{name} is left out: {short(reason)}")
-            print(notes[-1], file=sys.stderr)
-    return found
 
 
 def main() -> None:

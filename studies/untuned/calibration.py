@@ -1,7 +1,7 @@
 """Do trackers know how far off they are? Groups whose true losses are known, read by the sampler.
 
-    python -m benchmarks.untuned.calibration --json    # a table; last line: one JSON object
-    python -m benchmarks.untuned.calibration --quick   # fewer sizes, one seed
+    python -m studies.untuned.calibration --json    # a table; last line: one JSON object
+    python -m studies.untuned.calibration --quick   # fewer sizes, one seed
 
 There is no model: the losses of the samples are simulated, and go through `GroupBatchSampler` and
 `InnerTracker(gamma="auto")` as in training. A sample's loss is the true loss of its group plus a

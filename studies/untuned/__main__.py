@@ -1,10 +1,10 @@
 """The library without any setting beside peers with their defaults, and the best tuned results.
 
-    python -m benchmarks.untuned --json --workers 2 --cache build/untuned.jsonl
-    python -m benchmarks.untuned --quick --json           # one seed, under three minutes
-    python -m benchmarks.untuned --only '^adult: fcco$'   # ours alone, on one problem
-    python -m benchmarks.untuned --gpu --json             # also networks on a GPU, ten minutes
-    python -m benchmarks.untuned --record                 # ours on groups, into earlier.json
+    python -m studies.untuned --json --workers 2 --cache build/untuned.jsonl
+    python -m studies.untuned --quick --json           # one seed, under three minutes
+    python -m studies.untuned --only '^adult: fcco$'   # ours alone, on one problem
+    python -m studies.untuned --gpu --json             # also networks on a GPU, ten minutes
+    python -m studies.untuned --record                 # ours on groups, into earlier.json
 
 Problems are called `adult`, `adult / values x 100`, ..., `reviews`, `S2`,
 `tabular MLP, 16 x 4, Adam 0.9`; `--only` takes a regular expression for `PROBLEM: METHOD`, and the
@@ -29,13 +29,12 @@ from typing import Any
 import torch
 from fcco_experiments import environment
 
+from studies import publish
 from studies.constrained import peers
-from studies.publish import finite
-from studies.runner import Job, Runner
+from studies.runner import Job, Runner, available
 
 from . import alarms, calibration, constraints, groups, networks, tuned
 from .constraints import LEVEL, Figures
-from .tuned import available
 
 OURS, TUNED = "fcco", "tuned"
 SEEDS = range(10, 100)  # searches use seed 0, trials for the grids saw seeds below 10
@@ -367,7 +366,7 @@ def record(options: argparse.Namespace) -> None:
     found = train(options)["groups"]
     about = environment.describe()
     content = {
-        "command": "python -m benchmarks.untuned --record",
+        "command": "python -m studies.untuned --record",
         **{key: about[key] for key in ("revision", "torch", "numpy")},
         "seeds": list(SEEDS[: options.seeds]),
         "cvar": {name: rows[OURS]["by_seed"] for name, rows in found.items()},
@@ -385,7 +384,10 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="file with finished runs of all but ours")
     parser.add_argument("--gpu", action="store_true", help="also networks on a GPU")
     parser.add_argument("--record", action="store_true", help="write earlier.json, and stop")
+    parser.add_argument("--publish", action="store_true", help="write docs/results/untuned")
     options = parser.parse_args()
+    if options.publish:
+        publish.refuse_dirty(publish.about())
     options.workers = options.workers or (2 if options.quick else 1)
     if options.record:
         record(options)
@@ -401,8 +403,10 @@ def main() -> None:
     print("\n" + "\n".join(goals))
     if options.quick:
         print("(one seed: the spread over seeds is in the full run)")
+    if options.publish:
+        publish.write(publish.RESULTS / "untuned", found)
     if options.json:
-        print(json.dumps(finite(found)))
+        print(json.dumps(publish.finite(found)))
 
 
 def untouched(job: Job) -> bool:
