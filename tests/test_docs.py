@@ -131,7 +131,9 @@ WITH_PROGRAMS = [path for path in PAGES if python_blocks(path.read_text())]
 
 # Remarks of third-party packages about themselves; those of fcco and torch stay errors.
 @pytest.mark.filterwarnings("ignore::Warning:(lightning|pytorch_lightning|torchmetrics)")
-@pytest.mark.filterwarnings("ignore::Warning:(accelerate|transformers|huggingface_hub|datasets|trl)")
+@pytest.mark.filterwarnings(
+    "ignore::Warning:(accelerate|transformers|huggingface_hub|datasets|trl)"
+)
 @pytest.mark.parametrize("path", WITH_PROGRAMS, ids=page_id)
 @pytest.mark.usefixtures("quick_collections")
 def test_programs_of_a_page(path: Path, tmp_path: Path):

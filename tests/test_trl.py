@@ -125,7 +125,7 @@ PACKED = {"packing": True, "max_length": 16}
 def test_values_are_differences_averaged_by_tokens(tmp_path, options):
     """A batch with each guarded row once, and a model that has moved."""
     options = options | {"max_steps": 1, "learning_rate": 0.0, "groups_per_batch": 3}
-    run = trainer(tmp_path, **options)
+    run: Any = trainer(tmp_path, **options)
     run._measure(run.model)
     (number,) = {list(run.train_dataset[ours.DOMAIN]).count(name) for name in SIZES}
     if "packing" in options:

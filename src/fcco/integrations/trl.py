@@ -87,7 +87,7 @@ class NoRegressionTrainer(RobustTrainer, SFTTrainer):
         )
 
     def _refuse_settings(self, *arguments: Any) -> None:
-        args = self.args
+        args: Any = self.args
         refused = {
             "dataset_kwargs={'skip_prepare_dataset': True}, nor images": self._first is None,
             "loss_type": args.loss_type != "nll",
@@ -104,13 +104,14 @@ class NoRegressionTrainer(RobustTrainer, SFTTrainer):
 
         Packed, a row then has texts of one set alone.
         """
-        prepared = super()._prepare_dataset(dataset, *options)
+        prepare: Any = super()._prepare_dataset
+        prepared = prepare(dataset, *options)
         if self._first is not None:  # for evaluations
             return prepared
         parts = [_with_columns(prepared, None, 0)]
         self._first = len(parts[0])
         for name, given in self._guarded.items():
-            each = super()._prepare_dataset(given, *options[:-1], f"guarded {name}")
+            each = prepare(given, *options[:-1], f"guarded {name}")
             place = sum(map(len, parts)) - self._first
             parts.append(_with_columns(each, name, place).cast(parts[0].features))
         return concatenate_datasets(parts)
@@ -131,7 +132,8 @@ class NoRegressionTrainer(RobustTrainer, SFTTrainer):
     def _measure(self, model: nn.Module) -> None:
         """Measure the losses of the guarded rows, each process a share of them."""
         assert self._first is not None
-        data, first = self.train_dataset, self._first
+        data: Any = self.train_dataset
+        first = self._first
         group, batch = find_group(), self.args.per_device_eval_batch_size
         order = np.argsort(np.array(data[LENGTH])[first:], kind="stable")  # little padding
         rank, ranks = (0, 1) if group is None else (group.rank, group.size)
