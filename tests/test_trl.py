@@ -256,6 +256,23 @@ def test_losses_of_the_model_before_are_kept(tmp_path):
     assert torch.equal(found[0], found[2]) and found[1] == found[3]
 
 
+def test_experts_are_balanced(tmp_path):
+    """The auxiliary loss of TRL takes part."""
+    ends = []
+    for coefficient in (0.0, 5.0):
+        torch.manual_seed(0)
+        config = transformers.MixtralConfig(
+            vocab_size=WORDS + 3, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2, num_local_experts=2, pad_token_id=0,
+        )  # fmt: skip
+        run = trainer(
+            tmp_path, model=transformers.MixtralForCausalLM(config), max_steps=1,
+            router_aux_loss_coef=coefficient,
+        )  # fmt: skip
+        ends.append(run.train().training_loss)
+    assert ends[1] > ends[0] + 5.0  # it is at least 1
+
+
 @pytest.mark.parametrize(
     ("options", "error", "reason"),
     [

@@ -126,6 +126,8 @@ class NoRegressionTrainer(RobustTrainer, SFTTrainer):
         sums, row, tokens = _sums(outputs, inputs), inputs[ROW], inputs[TOKENS]
         loss = sums[row < 0].sum() * self._factor
         self._target_losses.append(loss.detach())
+        if self.aux_loss_enabled:  # of a mixture of experts, a mean over the micro-batch as in TRL
+            loss = loss + self.router_aux_loss_coef * outputs.aux_loss
         before = self.references(row.clamp(min=0)).to(sums)
         return loss, inputs[SCALE] * (sums - tokens * before)
 
