@@ -26,6 +26,7 @@ from studies.convergence import results as convergence
 from studies.estimators import __main__ as estimators
 from studies.group_dro import report as group_dro
 from studies.identities import __main__ as identities
+from studies.untuned import constraints as untuned_limits
 from studies.xrisk import __main__ as xrisk
 
 ROOT = Path(__file__).parents[1]
@@ -451,9 +452,25 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     ),
     "risk-steps": risk_steps,
     "small-batches": small_batches,
+    "untuned": lambda *names: untuned(*names),
     "xrisk": lambda: xrisk.table(xrisk.published()),
     "xrisk-short": lambda: xrisk.short_table(xrisk.published()),
 }  # fmt: skip
+
+
+def untuned(*names: str) -> list[list[str]]:
+    """Ours without a setting: the problems, in other units and with small batches.
+
+    Args:
+        names: of the problems; all unless given.
+    """
+    found = publish.table("untuned")["constraints"]
+    rows = [["objective / violation", "original", *untuned_limits.VARIANTS]]
+    for name in names or untuned_limits.PROBLEMS:
+        ends = ["", *(f" / {variant}" for variant in untuned_limits.VARIANTS)]
+        own = [found[name + end]["fcco"] for end in ends]
+        rows.append([name, *(f"{r['objective']:.4g} / {r['violation']:+.3f}" for r in own)])
+    return rows
 
 
 def renewed(text: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from studies.frontier import Point, compared
-from studies.group_dro.__main__ import run as train
 from studies.group_dro.report import chosen_by, samples
+from studies.group_dro.training import run as train
 from studies.runner import Job
 
 

@@ -309,7 +309,10 @@ def worker(kind: str, out: str) -> None:
         made = NoRegressionTrainer.create_accelerator_and_postprocess
         NoRegressionTrainer.create_accelerator_and_postprocess = on_the_cpu(made)  # type: ignore
     elif kind != "ddp":
-        auto = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+        auto = (
+            "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size",
+            "gradient_clipping",
+        )  # fmt: skip
         stage = {"zero_optimization": {"stage": int(kind[-1])}}
         options |= {"deepspeed": stage | dict.fromkeys(auto, "auto")}
     run = trainer(Path(out).parent, **options)

@@ -15,15 +15,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import torch
-
 from studies import publish
 from studies.runner import Job, Runner, command, parse
 
 from . import results
 from .entries import ENTRIES, legal
 from .problems import PROBLEMS
-from .results import BATCHES, OUTPUTS, cell, compare, fit, measure
+from .results import BATCHES, OUTPUTS, compare, fit, run
 from .tuning import Budget, accuracies
 
 FULL, QUICK = Budget(128, 40_000, 5, 9), Budget(16, 400, 3, 5)
@@ -60,18 +58,6 @@ def cells(options: argparse.Namespace) -> list[Job]:
         for method in methods
         for pair in PAIRS
     ]
-
-
-def run(job: Job) -> dict[str, Any]:
-    """Tune and measure; the setting of a job is its budget."""
-    torch.set_num_threads(1)
-    setting = dict(job.setting)
-    batch = setting.pop("batch", None)
-    entry, problem, budget = ENTRIES[job.method], PROBLEMS[job.problem], Budget(**setting)
-    if batch is None:
-        return measure(entry, problem, budget, job.seed)
-    blocks, samples = batch
-    return cell(entry, problem, blocks, samples, budget)
 
 
 def collect(raced: Sequence[tuple[Job, Any]], scaled: Sequence[tuple[Job, Any]]) -> dict[str, Any]:

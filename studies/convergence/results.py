@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from .entries import Entry
-from .problems import Problem
+from studies.runner import Job
+
+from .entries import ENTRIES, Entry
+from .problems import PROBLEMS, Problem
 from .tuning import Budget, Pool, accuracies, cheapest, reached, tune, window_means
 
 OUTPUTS = ("last", "average")
@@ -139,6 +142,18 @@ def fit(levels: Sequence[float], sizes: list[int], steps: list[list[Any]]) -> Ro
     slopes = [round(slope_of(sizes, own), 2) for own in used.values()]
     mean, std = (round(float(f(slopes)), 2) if slopes else None for f in (np.mean, np.std))
     return {"accuracies": list(used), "exponent": mean, "spread": std}
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Tune and measure; the setting of a job is its budget."""
+    torch.set_num_threads(1)
+    setting = dict(job.setting)
+    batch = setting.pop("batch", None)
+    entry, problem, budget = ENTRIES[job.method], PROBLEMS[job.problem], Budget(**setting)
+    if batch is None:
+        return measure(entry, problem, budget, job.seed)
+    blocks, samples = batch
+    return cell(entry, problem, blocks, samples, budget)
 
 
 # Tables, from what `collect` gives.
