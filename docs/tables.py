@@ -20,7 +20,7 @@ from typing import Any
 from fcco_experiments import sweep
 
 from fcco.methods import table
-from studies import frontier, many_groups, publish
+from studies import afrisenti, frontier, many_groups, publish
 from studies.constrained import report as constrained
 from studies.convergence import results as convergence
 from studies.estimators import __main__ as estimators
@@ -422,6 +422,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     ),
     "identities-groups": lambda: identities.by_group(identities.published("end to end")),
     "many-groups": many_groups.table,
+    "afrisenti": afrisenti.table,
     "fairness": lambda data: compared(
         {"test AUC": "test_auc ±4", "test gap": "test_gap ±3", "train AUC": "train_auc ±4",
          "train worst": "train_violation ±4"},

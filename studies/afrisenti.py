@@ -1,6 +1,6 @@
 """The worst of twelve languages: sentiment of tweets, one linear classifier for all.
 
-    python -m studies.afrisenti --publish            # a quarter of an hour
+    python -m studies.afrisenti --publish            # ten minutes
     python -m studies.afrisenti --quick --json       # one seed, a quarter of the steps
 
 AfriSenti (Muhammad et al. 2023): 804 to 3,000 tweets in each of twelve African languages, positive,
@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.feature_extraction.text import HashingVectorizer
-from sklearn.preprocessing import normalize
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -59,14 +57,18 @@ class Split(NamedTuple):
 @functools.cache
 def tweets() -> tuple[tuple[str, ...], dict[str, Split]]:
     """The names of the languages; the splits train, dev and test."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+    from sklearn.preprocessing import normalize
+
     path = Path(os.environ.get("FCCO_DATA", "")) / FILE
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     names = tuple(sorted({row["language"] for row in rows}))
     grams = HashingVectorizer(analyzer="char_wb", ngram_range=(1, 4), n_features=WIDTH, norm=None)
-    counts = grams.transform(row["text"] for row in rows)
+    counts: Any = grams.transform(row["text"] for row in rows)
     counts.data = np.sign(counts.data) * np.log1p(abs(counts.data))
-    x = torch.as_tensor(normalize(counts).toarray() * WIDTH**0.5 / 4, dtype=torch.float32)
+    unit: Any = normalize(counts)
+    x = torch.as_tensor(unit.toarray() * WIDTH**0.5 / 4, dtype=torch.float32)
     y = torch.tensor([LABELS.index(row["label"]) for row in rows])
     group = 3 * torch.tensor([names.index(row["language"]) for row in rows]) + y
     splits = {}

@@ -72,7 +72,7 @@ MAY_USE = {
     "methods": CALLS | {"continual", "report", "group_dro", "constraints"},
     "continual": {"_checks", "_files", "inputs"} | RANKS,
     "fleet": CALLS | {"group_dro", "constraints", "methods"},
-    "integrations": CALLS | OBJECTIVES | {"index"},
+    "integrations": CALLS | OBJECTIVES | {"continual", "index"},
 }
 
 
