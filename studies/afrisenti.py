@@ -64,7 +64,8 @@ def tweets() -> tuple[tuple[str, ...], dict[str, Split]]:
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     names = tuple(sorted({row["language"] for row in rows}))
-    grams = HashingVectorizer(analyzer="char_wb", ngram_range=(1, 4), n_features=WIDTH, norm=None)
+    plain: Any = None  # no norm
+    grams = HashingVectorizer(analyzer="char_wb", ngram_range=(1, 4), n_features=WIDTH, norm=plain)
     counts: Any = grams.transform(row["text"] for row in rows)
     counts.data = np.sign(counts.data) * np.log1p(abs(counts.data))
     unit: Any = normalize(counts)
