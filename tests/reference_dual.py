@@ -60,7 +60,7 @@ def ooa(
         factor = n / len(sampled) if scaling == "unbiased" else 1.0
         estimate = np.zeros(n)
         for i, batch, _ in sampled:
-            fresh: Any = problem.value(w, i, batch)[0]
+            fresh: float = problem.value(w, i, batch)[0]
             average[i] = (1 - gamma) * average.get(i, fresh) + gamma * fresh
             estimate[i] = factor * average[i]
         ascent = step * estimate if offset is None else step * estimate / (p + offset)
