@@ -373,7 +373,7 @@ class Statistics(NamedTuple):
     of_noise: Array  # a of each, the factor of sigma^2 in the squared error of u; like visits
     of_drift: Array  # b of each, that of q; like visits
     largest: Array  # the largest squared innovation of each that was clipped
-    slow: Array  # the average of u over the visits in `LOOP` steps, of each
+    slow: Array  # the average of u over the visits in `LOOP` steps, up to `HORIZON`, of each
     before: Array  # the batch value before the last of each
 
     def squares(self, pooled: Pooled) -> Array:

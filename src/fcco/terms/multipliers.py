@@ -40,7 +40,7 @@ class MultiplierTerm(ConstraintTerm):
       and 1 for a loss that is constant.
     * :math:`h_i = 1 + 4\,l_i/\max(\omega,1)`, where :math:`l_i\le 1` is the part of :math:`x_i`,
       in units of :math:`W_i`, that is beyond half the error of u_i and that the average of u_i over
-      128 steps has too. A small batch shows late what lasts.
+      128 steps (at most 100 visits) has too. A small batch shows late what lasts.
     * :math:`W_i` is the noise or, while there is more to repair, the largest violation in units of
       it, :math:`\omega = \max_i [x_i]_+/\sigma_i`, which is forgotten by 1 % a step.
     * A is how strongly constraints act together: the standard deviation of :math:`\sum_i c_i
