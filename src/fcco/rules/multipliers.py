@@ -241,7 +241,7 @@ def step(
     again = statistics.visits > 1
     # One value alone tells no noise: sigma_i^2 is then that of all, now and when it is read later.
     squares = statistics.squares(pooled)
-    variance, error = squares / 2, (squares * statistics.share(pooled, number)) ** 0.5
+    variance, error = squares / 2, (squares * statistics.relative_error(pooled, number)) ** 0.5
     moves = variance > 0
     # The noise of a pair of opposite constraints cancels: between them is no room. That of others
     # adds up, as independent noise or stronger.

@@ -296,8 +296,8 @@ class Pooled(NamedTuple):
     of_drift: Number  # b + 1, that of q
     values: Number  # how many squares a step gives
     progress: Number  # the mean of u - slow: how far all moved together in `LOOP` steps
-    turning: Number  # D - D_2 of the blocks that came twice before, times their share
-    squared_turning: Number  # the mean of its square over steps, for its error
+    gap: Number  # D - D_2 of the blocks that came twice before, times their share
+    squared_gap: Number  # the mean of its square over steps, for its error
     share: Number  # of the values that are of such blocks
     steps: Number  # how many steps these are, up to `POOLED_HORIZON`
     gain: Number  # the weight of the new value that was best so far
@@ -317,17 +317,17 @@ class Pooled(NamedTuple):
         """
         difference, innovation, one_a, one_b = self[:4]
         zero, share = 0 * difference, self.share + (self.share == 0)
-        turning, steps = self.turning / share, self.steps + (self.steps == 0)
+        gap, steps = self.gap / share, self.steps + (self.steps == 0)
 
         def solved(drift: Number, told_apart: Number) -> Number:  # 0 where they are not told apart
             return _within(drift * told_apart / (told_apart**2 + 1e-3), zero, difference)
 
         alike = solved(2 * innovation - one_a * difference, 2 * one_b - one_a)  # if kappa is 0
-        half = (difference - turning) / 2  # of D_2
+        half = (difference - gap) / 2  # of D_2
         drift = innovation - (one_a - 1) * difference - (2 - one_a) * half
         drift = solved(drift, one_b - 1)
-        against, noise = (turning + drift) / 2, half - drift
-        chance = (abs(self.squared_turning - self.turning**2) / steps) ** 0.5 / share / 2
+        against, noise = (gap + drift) / 2, half - drift
+        chance = (abs(self.squared_gap - self.gap**2) / steps) ** 0.5 / share / 2
         opposed = (self.share > 0) * (steps > EARLY) * (against > OPPOSED * chance) * (noise > 0)
         drift = alike + opposed * (drift - alike)
         both = (difference - drift) / 2  # (1 + kappa) sigma^2
@@ -344,14 +344,14 @@ class Pooled(NamedTuple):
                 that came twice before; and how many numbers both are.
             automatic: whether u is averaged with the gain, which then moves.
         """
-        *_, of_noise, of_drift, progress, turning, share, number = sums
+        *_, of_noise, of_drift, progress, gap, share, number = sums
         some = (number > 0) * 1.0
         count = number + (1 - some)
         steps = self.steps + some * (self.steps < POOLED_HORIZON)
         weight = some / (steps + (steps == 0))
         new = (
             sums[0] / count, sums[1] / count, 1 + of_noise / count, 1 + of_drift / count, number,
-            progress / count, turning / count, (turning / count) ** 2, share / count,
+            progress / count, gap / count, (gap / count) ** 2, share / count,
         )  # fmt: skip
         # Of two first samples the smaller is taken where they do not fit: the other is an outlier.
         misfit = (steps == 2) * (self.squared_innovation > 100 * new[1]) * some
@@ -393,9 +393,10 @@ class Statistics(NamedTuple):
             number: of the numbers that are tracked, n d1.
         """
         known = (self.visits > 0) & (pooled.steps > 0)
-        return where(known, (self.squares(pooled) * self.share(pooled, number)) ** 0.5, math.nan)
+        squared = self.squares(pooled) * self.relative_error(pooled, number)
+        return where(known, squared**0.5, math.nan)
 
-    def share(self, pooled: Pooled, number: int) -> Array:
+    def relative_error(self, pooled: Pooled, number: int) -> Array:
         """The squared error of u in units of D; see `errors`."""
         noise, drift, kappa = pooled.noise_and_drift()
         noise = noise * (1 - 2 * kappa * (1 - self.of_noise) / (1 + self.of_noise))

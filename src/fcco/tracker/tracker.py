@@ -817,7 +817,7 @@ class ErrorEstimate(KeepsPrecision):
         super().check_state(state)
         (low, high), rounding = rules.GAMMA_RANGE, 1e-6
         pooled = Pooled(*state.get("pooled", self.pooled).tolist())
-        if min(pooled._replace(progress=0.0, turning=0.0)) < 0:
+        if min(pooled._replace(progress=0.0, gap=0.0)) < 0:
             raise ValueError(f"`pooled` has numbers below 0: {pooled}.")
         if not low - rounding <= pooled.gain <= high + rounding:
             raise ValueError(f"`pooled` has a gain outside {rules.GAMMA_RANGE}: {pooled.gain}.")
