@@ -127,7 +127,7 @@ def read(kind: Literal["features", "tokens", "counts"] = "features") -> dict[str
             no backbone and take seconds.
     """
     from fcco_experiments import backbones, data
-    from fcco_experiments.data.grouped import Texts, Vectors, sampled
+    from fcco_experiments.data.grouped import Vectors, sampled
     from fcco_experiments.data.sources import MissingData, digest
 
     try:
@@ -147,11 +147,11 @@ def read(kind: Literal["features", "tokens", "counts"] = "features") -> dict[str
     if kind == "counts":
         x: Any = Vectors(counts(texts[row] for row in rows))
     elif kind == "tokens":
-        both = Texts(tuple(texts[row] for row in rows))
+        both = tuple(texts[row] for row in rows)
         x = backbones.encode("minilm", both, tokens=TOKENS)
     else:
-        added = Texts(tuple(texts[row] for row in more))
-        inputs = digest(*added.values)
+        added = tuple(texts[row] for row in more)
+        inputs = digest(*added)
         extra = replace(every, name="toxicity-identities", samples=added, inputs=inputs)
         found = [backbones.features("minilm", own, tokens=TOKENS) for own in (drawn, extra)]
         x = Vectors(torch.cat([own.values for own in found]))
