@@ -93,7 +93,9 @@ def identities() -> Path:
         [identities_study.rates(found[method][1], place) for place in range(len(WORDS))]
         for method in ("erm", "ours")
     )
-    limit = statistics.fmean(run.fpr["test"] for run in found["ours"][1]) + identities_study.LIMIT
+    limit = (
+        statistics.fmean(run["fpr"]["test"] for run in found["ours"][1]) + identities_study.LIMIT
+    )
     order = sorted(range(len(WORDS)), key=lambda place: -plain[place])
     names, high = list(WORDS), 25
     with card.figure(520, 132 + high * len(order), 15) as figure:
