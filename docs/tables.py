@@ -10,7 +10,6 @@ registry, or `<!-- table: NAME WORDS -->` with a name of `TABLES`, which is call
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ from typing import Any
 from fcco_experiments import sweep
 
 from fcco.methods import table
-from studies import afrisenti, frontier, many_groups, publish
+from studies import afrisenti, frontier, many_groups, publish, small_batches
 from studies.constrained import report as constrained
 from studies.convergence import results as convergence
 from studies.estimators import __main__ as estimators
@@ -341,31 +340,6 @@ def risk_steps() -> list[list[str]]:
     return rows
 
 
-def small_batches() -> list[list[str]]:
-    """Of each loss the rate with the best validation figure, and means over its seeds."""
-    lines = (DOCS / "results/small-batches/runs.jsonl").read_text().splitlines()
-    runs = [json.loads(line) for line in lines]
-    plain, ours = "`MultipleNegativesRankingLoss`", "`GlobalContrastiveLoss`, `gamma=1`"
-    kinds = {
-        (1024, None, 0): plain, (32, None, 0): plain, (32, 1.0, 1024): ours,
-        (32, 0.8, 0): "with `stored_pairs=0, negatives=None`",
-    }  # fmt: skip
-    rows = [["loss", "batch", "learning rate", "validation", "test", "seeds"]]
-    for kind, name in kinds.items():
-        own = [run for run in runs if (run["batch"], run["gamma"], run["stored_pairs"]) == kind]
-        first = (run for run in own if run["seed"] == 0)
-        rate = max(first, key=lambda run: run["validation"])["rate"]
-        chosen = [run for run in own if run["rate"] == rate]
-        # In hundredths, so that a mean between two of them is rounded as on paper.
-        means = (
-            sum(round(100 * run[k]) for run in chosen) / len(chosen) for k in ("validation", "test")
-        )
-        cells = (f"{math.floor(mean + 0.5) / 100:.2f}" for mean in means)
-        shown = f"{rate:.0e}".replace("e-0", "e-")
-        rows.append([name, f"{kind[0]:,}", shown, *cells, str(len(chosen))])
-    return rows
-
-
 def fleets(device: str) -> list[list[str]]:
     """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
     kind = "cpu" if device == "cpu" else "cuda"
@@ -517,7 +491,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
         f"group-dro-{data}-{name}",
     ),
     "risk-steps": risk_steps,
-    "small-batches": small_batches,
+    "small-batches": small_batches.published,
     "untuned": untuned,
     "untuned-short": untuned_short,
     "untuned-peers": untuned_peers,
