@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sources import WrongData
+from .sources import Progress, WrongData
 
 
 class Samples(Protocol):
@@ -27,6 +27,24 @@ class Samples(Protocol):
     def __getitem__(self, row: int, /) -> Tensor | str:
         """The sample of a row."""
         ...
+
+
+def optional(module: str, extra: str) -> Any:
+    """Import a module that an extra brings, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"This needs {error.name}: pip install './experiments[{extra}]'."
+        ) from error
+
+
+def in_turn(samples: Samples, what: str, progress: Progress | None) -> Iterator[Any]:
+    """One sample after the other; tells every now and then how many are done."""
+    for row in range(len(samples)):
+        yield samples[row]
+        if progress is not None and (row % 256 == 0 or row + 1 == len(samples)):
+            progress(what, row + 1, len(samples))
 
 
 @dataclass(frozen=True)
@@ -198,13 +216,8 @@ def distinct_rows(images: Samples, tolerance: float) -> Tensor:
 
 
 def rdkit_module(name: str) -> Any:
-    """Import a module of rdkit, or say how to install it."""
-    try:
-        return importlib.import_module(f"rdkit.{name}")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"Molecules need {error.name}: pip install './experiments[molecules]'."
-        ) from error
+    """A module of rdkit."""
+    return optional(f"rdkit.{name}", "molecules")
 
 
 def molecule(smiles: str) -> Any:

@@ -383,39 +383,6 @@ def _matches(table: Table, role: str, patterns: Sequence[str]) -> list[str]:
 # --- Data sets -----------------------------------------------------------------------------------
 
 
-def two_groups(
-    name: str, table: Table, columns: Columns, values: Values, *, validation: float = 0.2
-) -> GroupedData:
-    """Features, a label of two classes and two groups, the second of which are called 1.
-
-    Args:
-        name: of the data set.
-        table: the rows.
-        columns: of the table.
-        values: names of the values of columns.
-        validation: see `WithinCells`.
-    """
-    for role in ("text", "image", "overlapping"):
-        if vars(columns)[role]:
-            raise WrongData(f"`{role}`: this experiment takes features and --group.")
-    _needs(table, columns, ("label", "group"))
-    label, classes = coded(table, "label", columns.label, values.get(columns.label))
-    group, groups = crossed(table, columns.group, values)
-    for role, names in (("label", classes), ("group", groups)):
-        if len(names) != 2:
-            raise WrongData(
-                f"`{role}` must have two values but has {len(names)} in {table.where}: "
-                f"{few(names, 8)}. Compare one with all others by --{role} COLUMN=VALUE."
-            )
-    split = _split(table, columns.split)
-    features, names = encoded(table, columns, split)
-    cut = WithinCells(_tensor(label), _tensor(group), groups, _place(split), validation)
-    return GroupedData(
-        name, "vector", Vectors(torch.from_numpy(features)), classes, cut,
-        digest(name, features.tobytes(), label.tobytes(), group.tobytes()), feature_names=names,
-    )  # fmt: skip
-
-
 def grouped(
     name: str,
     table: Table,
@@ -425,6 +392,7 @@ def grouped(
     classes: Sequence[str] = (),
     limit: int = 0,
     keep: int = 0,
+    validation: float | None = None,
     distinct: bool = False,
     reported: Sequence[str] = (),
     by_user: bool = False,
@@ -442,6 +410,8 @@ def grouped(
         classes: in the order of their labels; rows of others are left out. All unless given.
         limit: samples of each group (and part, where the table says it) that are kept; 0 keeps all.
         keep: about so many rows, of each group and part its share; 0 keeps all.
+        validation: for features with two classes and two groups: the share of the training rows of
+            each cell that validate, see `WithinCells`.
         distinct: drop texts that repeat one of their own group.
         reported: columns of the groups whose accuracies are reported; all unless given.
         by_user: the groups are users, each in one part alone, see `ByUser`.
@@ -449,7 +419,10 @@ def grouped(
         near: drop images that repeat another one, see `distinct_rows`.
         summary: see `GroupedData`.
     """
-    _needs(table, columns, ("label",))
+    for role in ("text", "image", "overlapping") if validation is not None else ():
+        if vars(columns)[role]:
+            raise WrongData(f"`{role}`: this experiment takes features and --group.")
+    _needs(table, columns, ("label",) if validation is None else ("label", "group"))
     if columns.overlapping and (columns.group or limit or classes or by_user or whole_groups):
         raise WrongData("`overlapping` is for group-dro, without `group` and `sample_limit`.")
     if classes:
@@ -465,6 +438,12 @@ def grouped(
         groups = tuple(map(str, range(len(users))))
     else:
         group, groups = crossed(table, columns.group or (columns.label,), values)
+    for role, names in {"label": class_names, "group": groups}.items():
+        if validation is not None and len(names) != 2:
+            raise WrongData(
+                f"`{role}` must have two values but has {len(names)} in {table.where}: "
+                f"{few(names, 8)}. Compare one with all others by --{role} COLUMN=VALUE."
+            )
     split = _split(table, columns.split)
     part_of = _part_of(table, group, split) if by_user or whole_groups else None
     counts = torch.bincount(_tensor(group), minlength=len(groups))
@@ -478,6 +457,8 @@ def grouped(
         cut = ByUser(_tensor(label), _tensor(group), groups, part_of, counts=counts)
     elif whole_groups:
         cut = WholeGroups(_tensor(label), _tensor(group), groups, part_of)
+    elif validation is not None:
+        cut = WithinCells(_tensor(label), _tensor(group), groups, _place(split), validation)
     else:
         shown, shown_names = crossed(table, reported, values) if reported else (None, ())
         cut = WithinGroups(
@@ -485,7 +466,9 @@ def grouped(
             members=None if members is None else torch.from_numpy(members),
         )  # fmt: skip
     _check_parts(table, "overlapping" if columns.overlapping else "group", class_names, cut)
-    kind, samples, marks = _samples(table, columns, split)
+    kind, samples, marks, feature_names = _samples(table, columns, split)
+    if isinstance(samples, Vectors) and kind == "vector" and validation is None:
+        samples = Vectors(samples.values.float())
     marked = (group if members is None else members).tobytes()
     return GroupedData(
         name, kind, samples, class_names, cut,
@@ -493,7 +476,7 @@ def grouped(
             name, kind, class_names, groups, label.tobytes(), marked,
             b"" if split is None else split.tobytes(), *marks,
         ),
-        summary, digest(kind, *marks),
+        summary, digest(kind, *marks), feature_names,
     )  # fmt: skip
 
 
@@ -597,16 +580,16 @@ def _images(table: Table, column: str) -> Any:
 
 def _samples(
     table: Table, columns: Columns, split: np.ndarray | None
-) -> tuple[Literal["image", "text", "vector"], Samples, list[Any]]:
-    """The kind of the samples, the samples, and what changes when they do."""
+) -> tuple[Literal["image", "text", "vector"], Samples, list[Any], tuple[str, ...]]:
+    """The kind of the samples, the samples, what changes when they do, and names of features."""
     if columns.text:
         texts = tuple(_column(table, "text", columns.text))
-        return "text", texts, list(texts)
+        return "text", texts, list(texts), ()
     if columns.image:
         images = _images(table, columns.image)
         if isinstance(images, Vectors):
-            return "image", images, [images.values.numpy().tobytes()]
+            return "image", images, [images.values.numpy().tobytes()], ()
         sizes = [os.path.getsize(Path(images.folder, name)) for name in images.names]
-        return "image", images, [*images.names, *sizes, images.size]
-    values, _ = encoded(table, columns, split)
-    return "vector", Vectors(torch.from_numpy(values.astype(np.float32))), [values.tobytes()]
+        return "image", images, [*images.names, *sizes, images.size], ()
+    values, names = encoded(table, columns, split)
+    return "vector", Vectors(torch.from_numpy(values)), [values.tobytes()], names
