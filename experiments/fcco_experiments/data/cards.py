@@ -28,40 +28,26 @@ GENERATED: dict[str, Callable[..., GroupedData]] = {
 class Card:
     """A file of the folder `cards`: what is known about a data set.
 
-    Args:
-        title: what it is, in a few words.
-        rows: how many there are, in words.
-        licence: who may do what with it.
-        citation: whom to cite.
-        copies: any one of them will do; generated data have none.
-        columns: of the table.
-        values: of columns: their values in order, and how each is called.
-        classes: that are read unless others are asked for; all where there are none.
-        reported: columns of the groups whose accuracies are reported.
-        by_user: see `table.grouped`.
-        whole_groups: see `table.grouped`.
-        near: see `table.grouped`.
-        summary: see `GroupedData`.
-        words: for reports, by the name of a task: `title`, what `asks` a sample, its `groups`, and
-            `notes`.
-        name: of the file.
+    The fields without a comment are options of `table.grouped`.
     """
 
-    title: str
-    rows: str
-    licence: str
-    citation: str
-    copies: tuple[Copy, ...] = ()
+    title: str  # what it is, in a few words
+    rows: str  # how many there are, in words
+    licence: str  # who may do what with it
+    citation: str  # whom to cite
+    copies: tuple[Copy, ...] = ()  # any one of them will do; generated data have none
     columns: Columns = field(default_factory=Columns)
+    # Of columns: their values in order, and how each is called.
     values: dict[str, dict[str, str]] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # unless others are asked for
     reported: tuple[str, ...] = ()
     by_user: bool = False
     whole_groups: bool = False
     near: float | None = None
     summary: Literal["worst", "tenth"] = "worst"
+    # For reports, by the name of a task: `title`, what `asks` a sample, its `groups`, and `notes`.
     words: dict[str, dict[str, str]] = field(default_factory=dict)
-    name: str = ""
+    name: str = ""  # of the file
 
 
 FOLDER = Path(__file__).parent / "cards"

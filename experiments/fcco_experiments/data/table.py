@@ -53,18 +53,12 @@ Values = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text, and what their images are read from.
+    """Rows of text, and what their images are read from."""
 
-    Args:
-        where: the file, for errors.
-        frame: every cell is text, or missing.
-        files: folder of the images, or contents by path.
-        size: height and width that images are given; unless given, all must be alike.
-    """
-
-    where: str
-    frame: Frame
-    files: Path | Mapping[str, bytes] | None = None
+    where: str  # the file, for errors
+    frame: Frame  # every cell is text, or missing
+    files: Path | Mapping[str, bytes] | None = None  # folder of the images, or contents by path
+    # Height and width that images are given; unless given, all must be alike.
     size: tuple[int, int] | None = None
 
 
@@ -116,10 +110,7 @@ def read_table(
 def read_frame(source: Any, where: str, **options: Any) -> Frame:
     """The cells of a text table as text: nothing is guessed, `007` and `NA` stay what they are.
 
-    Args:
-        source: path or stream.
-        where: the file, for errors.
-        options: of `pandas.read_csv`.
+    `options` are those of `pandas.read_csv`, `where` is the file for errors.
     """
     settings = {"dtype": str, "keep_default_na": False, "na_values": [""]}
     try:
@@ -176,14 +167,20 @@ def _number(table: Table, places: np.ndarray) -> int:
     return int(table.frame.index[places[0]]) + 1
 
 
+def _wrong(table: Table, role: str, name: str, cells: Frame, places: np.ndarray, why: str) -> Any:
+    """What to raise for some cells, with the first of them."""
+    cell = cells.fillna("an empty cell").iloc[places[0]]
+    return WrongData(
+        f"`{role}`: data row {_number(table, places)} of {table.where} has {name} = {cell}; {why}."
+    )
+
+
 def _one_of(table: Table, role: str, name: str, cells: Frame, known: Collection[str]) -> None:
     """Refuse a column with other cells than those."""
     wrong = np.flatnonzero(~cells.isin(list(known)))
     if len(wrong):
-        raise WrongData(
-            f"`{role}`: data row {_number(table, wrong)} of {table.where} has {name} = "
-            f"{cells.iloc[wrong[0]]}; it must be one of {', '.join(known)}."
-        )
+        why = f"it must be one of {', '.join(known)}"
+        raise _wrong(table, role, name, cells, wrong, why)
 
 
 def _parsed(cells: Frame) -> tuple[np.ndarray, np.ndarray]:
@@ -198,10 +195,7 @@ def numbers_in(table: Table, role: str, name: str) -> np.ndarray:
     cells = _column(table, role, name)
     values, bad = _parsed(cells)
     if len(bad):
-        raise WrongData(
-            f"`{role}`: the column `{name}` of {table.where} must hold finite numbers, but data "
-            f"row {_number(table, bad)} has {cells.iloc[bad[0]]}."
-        )
+        raise _wrong(table, role, name, cells, bad, "it must be a finite number")
     return values
 
 
@@ -267,12 +261,7 @@ def crossed(
 
 
 def memberships(table: Table, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which rows are in which group, (rows, groups), and the names of the groups.
-
-    Args:
-        table: with the columns.
-        names: see `Columns.overlapping`.
-    """
+    """Which rows are in which group, (rows, groups), and their names; see `Columns.overlapping`."""
     names = _matches(table, "overlapping", names)
     if len(names) > 1 or names[0] not in table.frame:
         return np.stack([_member(table, name) for name in names], axis=1), tuple(names)
@@ -332,19 +321,12 @@ def encoded(
         if not len(bad):
             found[name] = numbers
             if len(large := np.flatnonzero(np.abs(numbers) > LARGEST)):
-                raise WrongData(
-                    f"`features`: the column `{name}` of {table.where} in data row "
-                    f"{_number(table, large)} has {cells.iloc[large[0]]}; up to {LARGEST:.2g} is "
-                    "read (float32). Divide the column, or leave it out by --features."
-                )
+                why = f"up to {LARGEST:.2g} is read (float32). Divide the column, or leave it out"
+                raise _wrong(table, "features", name, cells, large, why)
             continue
         if 2 * len(bad) < len(numbers):
-            cell = cells.fillna("an empty cell").iloc[bad[0]]
-            raise WrongData(
-                f"`features`: the column `{name}` of {table.where} has numbers, but data row "
-                f"{_number(table, bad)} has {cell}. Write a number "
-                "there, leave the row out, or choose columns by --features."
-            )
+            why = "most are numbers. Write one, leave the row out, or choose columns by --features"
+            raise _wrong(table, "features", name, cells, bad, why)
         cells = cells.fillna("")
         values = sorted(set(cells[fit]))
         if len(values) > MOST_CATEGORIES:
