@@ -6,6 +6,7 @@ Files are written whole or not at all. `result.json` is written last: it means f
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import math
 import re
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from fcco._files import TEMPORARY, atomic
 
-from .config import ConfigError, fields_of, parse, plain
+from .config import ConfigError, UserError, fields_of, parse, plain
 from .task import Experiment, Method, Row
 
 # Files of a run.
@@ -40,7 +41,7 @@ _SUMMARIES = (TABLE, "table.md", "report.html", SWEEP, "runs.jsonl", WINNERS, CO
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 
-class FolderError(Exception):
+class FolderError(UserError):
     """A folder that cannot be used as asked."""
 
 
@@ -92,25 +93,15 @@ def clean(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
+    """Read a JSON file, packed or not."""
     return _read(path, json.loads)
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, ConfigError) as error:
-        raise FolderError(f"{path} cannot be read: {error}.") from error
-
-
-def read_gzip(path: Path) -> str:
-    """The text of a packed file."""
-    from .data.sources import opened
-
-    try:
-        with opened(path) as file:
-            return file.read().decode()
-    except (ValueError, OSError, EOFError, zlib.error) as error:
+        content = path.read_bytes()
+        return parse((gzip.decompress(content) if path.suffix == ".gz" else content).decode())
+    except (ValueError, OSError, EOFError, zlib.error, ConfigError) as error:
         raise FolderError(f"{path} cannot be read: {error}.") from error
 
 
@@ -202,6 +193,10 @@ class RunSpec:
     seed: int
     config: Experiment
 
+    def __post_init__(self) -> None:
+        if not is_folder_name(self.name):
+            raise FolderError(f"The method name {self.name!r} cannot be the name of a folder.")
+
     @property
     def label(self) -> str:
         """For messages, and the path of its folder inside that of the comparison."""
@@ -209,8 +204,6 @@ class RunSpec:
 
     def folder(self, out: Path) -> Path:
         """Where its files lie."""
-        if not is_folder_name(self.name):
-            raise FolderError(f"The method name {self.name!r} cannot be the name of a folder.")
         return out / self.label
 
     def plain(self) -> dict[str, Any]:
@@ -218,13 +211,8 @@ class RunSpec:
         # A sweep has thousands of methods: those of other runs are not even looked at.
         names = [key for key in fields_of(type(self.config)) if key not in ("methods", "seeds")]
         config = {name: plain(getattr(self.config, name)) for name in names}
-        return {
-            "task": self.task,
-            "name": self.name,
-            "seed": self.seed,
-            "method": plain(self.method),
-            "config": config,
-        }
+        own = {"task": self.task, "name": self.name, "seed": self.seed}
+        return {**own, "method": plain(self.method), "config": config}
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """How a saved run differs from this, as sentences, apart from what is incidental."""
@@ -266,23 +254,19 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 @contextlib.contextmanager
 def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
-    """Make a folder and keep other processes out; wait a little for one that is about to stop.
-
-    Where nothing was written, the lock is removed in the end, and the folders that were made.
-    """
+    """Make a folder and keep other processes out; wait a little for one that is about to stop."""
     lock = FileLock(folder / LOCK, timeout=patience, poll_interval=0.05, thread_local=False)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        text = f"Another process is at work in {folder}; wait for it, or stop it."
-        raise FolderError(text) from None
+        raise FolderError(
+            f"Another process is at work in {folder}; wait for it, or stop it."
+        ) from None
     except OSError as error:
-        text = (
+        raise FolderError(
             f"{folder} cannot be made or written to: {error.strerror}. Choose another with --out."
-        )
-        raise FolderError(text) from error
+        ) from error
     try:
         fleet = [own for own in _real_folders(folder) if own.name == FLEET_FOLDER]
         for left in (path for own in (folder, *fleet) for path in own.iterdir()):
@@ -291,25 +275,20 @@ def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
         yield
     finally:
         lock.release()
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-            for path in made:
-                _remove_empty(path)
 
 
 def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuse a folder that holds something else, or runs already. Nothing is changed here."""
     if resume and overwrite:
         raise FolderError("--resume and --overwrite exclude each other.")
-    if folder.exists() and not folder.is_dir():
-        raise FolderError(f"{folder} is a file; choose another place with --out.")
     if not folder.exists():
         return
     try:
         there = [path.name for path in folder.iterdir()]
     except OSError as error:
-        text = f"{folder} cannot be read: {error.strerror}. Choose another with --out."
-        raise FolderError(text) from error
+        raise FolderError(
+            f"{folder} cannot be used: {error.strerror}. Choose another with --out."
+        ) from error
     # A process that died before it wrote anything whole leaves a lock and parts of files.
     full = not all(name == LOCK or TEMPORARY.fullmatch(name) for name in there)
     if full and COMPARISON not in there:
@@ -452,12 +431,10 @@ def _published(folder: Path) -> Comparison | None:
         return None
     config = {k: v for k, v in meta["config"].items() if k not in ("methods", "seeds")}
     runs = []
-    for text in read_gzip(folder / RUNS).splitlines() if (folder / RUNS).is_file() else ():
-        line = json.loads(text)
+    for line in _read_lines(folder / RUNS, {}):
         name, seed, method, rows = (line[key] for key in ("name", "seed", "method", "rows"))
-        result, rows = _with_nan(line["result"]), numbers(rows)
-        run = SavedRun(folder, name, seed, config, method, rows, result, meta["environment"])
-        runs.append(run)
+        result, about = _with_nan(line["result"]), meta["environment"]
+        runs.append(SavedRun(folder, name, seed, config, method, numbers(rows), result, about))
     return Comparison(folder, meta, runs)
 
 
@@ -466,13 +443,8 @@ def read_sweep(folder: Path) -> dict[str, Any] | None:
     path = folder / SWEEP
     if not path.is_file():
         return None
-    text = read_gzip(path)
-    try:
-        sweep = json.loads(text)
-    except ValueError as error:
-        raise FolderError(f"{path} cannot be read: {error}.") from error
     keys = ["task", "rule", "limited", "settings", "ranking", "winners"]
-    return _require(path, sweep, dict.fromkeys(keys, object))
+    return _require(path, read_json(path), dict.fromkeys(keys, object))
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

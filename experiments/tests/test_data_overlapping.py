@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
 from fcco_experiments import data
 from fcco_experiments.cli.app import app
 from fcco_experiments.data import Columns
@@ -17,7 +18,6 @@ from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.tasks.group_dro.training import GroupDROTraining
 from fcco_experiments.tasks.network import Classifier
 from group_dro_cases import CONFIG, METHODS, one_thread, steps  # noqa: F401 (used by being here)
-from typer.testing import CliRunner
 
 ROWS = 200
 NAMES = ("is_old", "is_rural", "is_new")

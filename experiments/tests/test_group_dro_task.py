@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from fcco_experiments import backbones, compare, data, environment, store, sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
@@ -17,7 +18,6 @@ from fcco_experiments.tasks.group_dro import GroupDROProblem
 from fcco_experiments.tasks.group_dro.training import GroupDRO
 from group_dro_cases import METHODS, one_thread  # noqa: F401 (used by being here)
 from grouped_fixtures import Faces, Patches, opinions, opinions_content, put, stand_in
-from typer.testing import CliRunner
 
 TASK: Any = tasks.get("group-dro")
 FACES = ("--data", "celeba", "--pretrained", "false", "--size", "[32, 32]", "--batch", 16)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import typer
+import click
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -221,4 +221,4 @@ class Printer:
     def json(self, value: Any) -> None:
         """The last line on stdout, if asked for."""
         if self.as_json:
-            typer.echo(json.dumps(clean(value)))
+            click.echo(json.dumps(clean(value)))

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from fcco import NonFiniteValue
 
 from .. import environment, store, tasks
-from ..config import dump, plain
+from ..config import UserError, dump, plain
 from ..store import FAILURE, Event, FolderError, Kind, Outcome, RunSpec
 from ..task import Experiment, FleetTraining, Problem, Progress, Row, Task, Training
 from . import checkpoint
@@ -34,7 +34,7 @@ _TELL_EVERY = 0.2  # seconds between two progress events of a run
 # --- what one process does at a time --------------------------------------------------------------
 
 
-class LoadError(Exception):
+class LoadError(UserError):
     """The data of a task cannot be loaded; `details` is a traceback, where one is needed."""
 
     def __init__(self, message: str, details: str = "") -> None:
@@ -42,7 +42,7 @@ class LoadError(Exception):
         self.details = details
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return "\n".join(filter(None, self.args))
 
 
 def load(spec: RunSpec, tell: Tell) -> Problem:
