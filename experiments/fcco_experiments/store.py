@@ -32,7 +32,7 @@ from .task import Experiment, Method, Row
 CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
 RESULT, FAILURE = "result.json", "failure.txt"
 CHECKPOINT, TENSORBOARD, LOCK = "checkpoint.pt", "tensorboard", ".lock"
-_RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT)
+_RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, LOCK)
 # Files of a comparison.
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 TABLE, RUNS = "table.json", "runs.jsonl.gz"
@@ -268,8 +268,7 @@ def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
             f"{folder} cannot be made or written to: {error.strerror}. Choose another with --out."
         ) from error
     try:
-        fleet = [own for own in _real_folders(folder) if own.name == FLEET_FOLDER]
-        for left in (path for own in (folder, *fleet) for path in own.iterdir()):
+        for left in (*folder.glob(".*"), *folder.glob(f"{FLEET_FOLDER}/.*")):
             if TEMPORARY.fullmatch(left.name):  # of a process that was killed while writing
                 left.unlink(missing_ok=True)
         yield
@@ -296,8 +295,7 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
             f"{folder} is not empty and holds no {COMPARISON}: it does not look like a folder of "
             "runs. Choose another place with --out."
         )
-    fleets = [path for path in fleet_files(folder) if path.suffix in (".pt", ".jsonl")]
-    if (any(_run_folders(folder)) or fleets) and not (resume or overwrite):
+    if (any(_runs(folder)) or fleet_files(folder)) and not (resume or overwrite):
         raise FolderError(
             f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
             "--overwrite. Or choose another place: --out FOLDER."
@@ -306,12 +304,11 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
 
 def remove_runs(folder: Path) -> None:
     """Delete the files that runs have left in a folder, and no others; links are not followed."""
-    for run in list(_run_folders(folder)):
-        for name in (*_RUN_FILES, LOCK):
+    for run in list(_runs(folder)):
+        for name in _RUN_FILES:
             (run / name).unlink(missing_ok=True)
         shutil.rmtree(run / TENSORBOARD, ignore_errors=True)
-        for emptied in (run, run.parent):
-            _remove_empty(emptied)
+        _remove_empty(run, run.parent)
     for path in fleet_files(folder):
         path.unlink(missing_ok=True)
     _remove_empty(folder / FLEET_FOLDER)
@@ -319,26 +316,19 @@ def remove_runs(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _remove_empty(folder: Path) -> None:
+def _remove_empty(*folders: Path) -> None:
     with contextlib.suppress(OSError):  # it is not there, or holds something else
-        folder.rmdir()
+        for folder in folders:
+            folder.rmdir()
 
 
-def has_run(folder: Path) -> bool:
-    """Whether a folder holds files of a run."""
-    return any((folder / name).is_file() for name in _RUN_FILES)
-
-
-def _run_folders(folder: Path) -> Iterator[Path]:
-    for parent in _real_folders(folder):
-        for run in _real_folders(parent):
-            empty = (run / LOCK).is_file()  # killed before its first file
-            if re.fullmatch(r"seed-\d+", run.name) and (has_run(run) or empty):
-                yield run
-
-
-def _real_folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+def _runs(folder: Path) -> Iterator[Path]:
+    """Folders of runs."""
+    for run in folder.glob("*/seed-*"):
+        linked = run.is_symlink() or run.parent.is_symlink()
+        begun = any((run / name).is_file() for name in _RUN_FILES)
+        if begun and not linked and re.fullmatch(r"seed-\d+", run.name):
+            yield run
 
 
 def fleet_files(out: Path) -> list[Path]:
@@ -359,7 +349,6 @@ class SavedRun:
     folder: Path
     name: str  # of the method in tables
     seed: int
-    config: dict[str, Any]  # of the experiment, without methods and seeds
     method: dict[str, Any]
     rows: list[Row]  # evaluations so far
     result: dict[str, Any] | None  # None for a run that is not finished
@@ -408,14 +397,13 @@ def load_comparison(folder: Path) -> Comparison:
     lines = read_fleet_lines(folder)
     described = folder / FLEET_FOLDER / ENVIRONMENT
     environment = read_json(described) if lines and described.is_file() else {}
-    config = {k: value for k, value in meta["config"].items() if k not in ("methods", "seeds")}
     runs = []
     for name in meta["methods"]:
         for seed in meta["seeds"]:
             line, place = lines.get(f"{name}/seed-{seed}"), folder / name / f"seed-{seed}"
             if line is not None and not (place / RESULT).is_file():
                 method, rows = line["method"], [line["final"]] if line["final"] else []
-                runs.append(SavedRun(folder, name, seed, config, method, rows, line, environment))
+                runs.append(SavedRun(folder, name, seed, method, rows, line, environment))
             elif (place / CONFIG).is_file():
                 runs.append(load_run(place))
     return Comparison(folder, meta, runs)
@@ -429,12 +417,11 @@ def _published(folder: Path) -> Comparison | None:
         meta = (read_sweep(folder) or {}).get("meta")
     if meta is None:
         return None
-    config = {k: v for k, v in meta["config"].items() if k not in ("methods", "seeds")}
     runs = []
     for line in _read_lines(folder / RUNS, {}):
         name, seed, method, rows = (line[key] for key in ("name", "seed", "method", "rows"))
         result, about = _with_nan(line["result"]), meta["environment"]
-        runs.append(SavedRun(folder, name, seed, config, method, numbers(rows), result, about))
+        runs.append(SavedRun(folder, name, seed, method, numbers(rows), result, about))
     return Comparison(folder, meta, runs)
 
 
@@ -470,17 +457,11 @@ def read_spec(folder: Path) -> dict[str, Any]:
 
 def load_run(folder: Path) -> SavedRun:
     """Read back one run."""
-    spec, environment = read_spec(folder), folder / ENVIRONMENT
-    return SavedRun(
-        folder=folder,
-        name=spec["name"],
-        seed=spec["seed"],
-        config=spec["config"],
-        method=spec["method"],
-        rows=numbers(_read_lines(folder / METRICS, {})),
-        result=read_result(folder) if (folder / RESULT).is_file() else None,
-        environment=read_json(environment) if environment.is_file() else {},
-    )
+    spec, about = read_spec(folder), folder / ENVIRONMENT
+    rows = numbers(_read_lines(folder / METRICS, {}))
+    result = read_result(folder) if (folder / RESULT).is_file() else None
+    environment = read_json(about) if about.is_file() else {}
+    return SavedRun(folder, spec["name"], spec["seed"], spec["method"], rows, result, environment)
 
 
 _RESULT_KINDS = {"final": dict, "end": dict, "diverged": object}

@@ -493,7 +493,7 @@ def test_run_takes_the_keys_of_its_method(fast):
     assert done.output == ""
     run = store.load_run(Path("runs/toy-quadratic-quick-alexr2-seed-3/alexr2/seed-3"))
     assert run.method["lr"] == 1e-3 and run.method["settings"]["penalty"] == 7
-    assert run.method["weight_decay"] == 0.1 and run.config["epochs"] == 2 and run.seed == 3
+    assert run.method["weight_decay"] == 0.1 and run.rows[-1]["epoch"] == 2 and run.seed == 3
 
 
 @pytest.mark.parametrize(

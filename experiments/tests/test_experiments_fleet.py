@@ -103,7 +103,7 @@ def test_a_comparison_reads_lines_and_folders_alike():
         group = found.of(name)
         assert [run.seed for run in group] == [0, 3]
         assert all(run.method == config.plain(method) for run in group)
-        assert all("val_loss" in run.figures and run.config["epochs"] == 6 for run in group)
+        assert all("val_loss" in run.figures and run.figures["epoch"] == 6 for run in group)
         assert all(run.environment["threads"] >= 1 for run in group)
     assert found.of("sox-sgd@0")[0].rows == [found.of("sox-sgd@0")[0].figures]
     assert found.of("nobody") == []

@@ -284,7 +284,7 @@ def _train(
     if given.get("ray") is not None and given["workers"] is not None:
         raise ConfigError("--workers are processes of this machine: leave it out, or --ray.")
     quiet = given["quiet"]
-    metrics = [] if quiet else tasks.get(plan.task).page(plan.config).metrics
+    metrics = [] if quiet else tasks.get(plan.task).metrics(plan.config)
     figures = [m.key for m in metrics if m.headline and not (hidden and m.key.startswith(hidden))]
     display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, figures=figures)
     try:

@@ -27,7 +27,7 @@ _folder = click.option("--folder", type=_PATH, help="Look here before FCCO_DATA 
 _json = click.option("--json", "as_json", is_flag=True, help="As one JSON list, on the last line.")
 
 
-@click.group("data", no_args_is_help=True)
+@click.group("data", context_settings={"help_option_names": ["-h", "--help"]})
 def data_sets() -> None:
     """List, fetch and verify the data sets: what there is, where it lies, is it whole."""
 

@@ -111,10 +111,9 @@ def execute(
                 gpus = None if cluster is None else cluster.gpus(fleets.wanted(todo[0]))
                 jobs += fleets.jobs(todo, place, problem, gpus)
             held = {spec.label for job in jobs for spec in job.specs}
-            again = resume or cluster is not None  # there, a run may be begun twice
             device = plan.config.preferred_device or "cpu"
             alone = [s for s in todo if s.label not in held]
-            runs: list[Job] = [Run((s,), place, device, again, tensorboard) for s in alone]
+            runs: list[Job] = [Run((s,), place, device, tensorboard) for s in alone]
             if cluster is not None:
                 ended = cluster.run([*jobs, *runs], tell, stop)
             else:
@@ -154,8 +153,7 @@ def _unfinished(plan: Plan, out: Path) -> list[RunSpec]:
     return [
         spec
         for spec in plan.specs
-        if spec.label not in lines
-        and engine.finished_result(spec, spec.folder(out), resume=True) is None
+        if spec.label not in lines and engine.finished_result(spec, spec.folder(out)) is None
     ]
 
 
