@@ -20,12 +20,12 @@ from fcco_experiments import sweep
 
 from fcco.methods import table
 from studies import afrisenti, frontier, many_groups, publish, small_batches
+from studies.constrained import report
 from studies.constrained import report as constrained
 from studies.convergence import results as convergence
 from studies.estimators import __main__ as estimators
 from studies.group_dro import report as group_dro
 from studies.identities import __main__ as identities
-from studies.constrained import report
 from studies.untuned import constraints as untuned_limits
 from studies.xrisk import __main__ as xrisk
 
