@@ -403,9 +403,8 @@ def untuned_short() -> list[list[str]]:
     problems = publish.table("constrained")["problems"].values()
     columns = [report.families(each["methods"]) for each in problems]
     rows.append(["*tuned: objective at a violation of 0.01*", *[""] * len(_SIDE_BY_SIDE)])
-    for library, *cells in zip(("fcco", "Cooper", "HCT"), *columns, strict=True):
-        rows.append([f"best of {library}", *cells, ""])
-    return rows
+    libraries = zip(("fcco", "Cooper", "HCT"), *columns, strict=True)
+    return [*rows, *([f"best of {library}", *cells, ""] for library, *cells in libraries)]
 
 
 def untuned_peers() -> list[list[str]]:
