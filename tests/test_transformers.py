@@ -592,19 +592,6 @@ def test_an_error_names_the_group(tmp_path):
         trainer.train()
 
 
-def test_log_of_constraints(tmp_path):
-    def automatic(model, optimizer):
-        return fcco.constrained(model, optimizer, NAMES, tolerance=0.3)
-
-    trainer = robust(tmp_path, objective=automatic, logging_strategy="epoch")
-    trainer.train()
-    violation = torch.tensor(list(trainer.objective.violation().values()))  # type: ignore
-    last = [each for each in trainer.state.log_history if "loss" in each][-1]
-    assert last["constraints_met"] == (violation <= 0).sum()
-    assert last["worst_violation"] == pytest.approx(violation.max().item())
-    assert last["worst_violation_error"] > 0
-
-
 # --- what would go wrong silently ---------------------------------------------------------------
 
 
