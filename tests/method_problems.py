@@ -97,19 +97,6 @@ class MethodProblem(abc.ABC):
         return self.draw(model, every=True, samples=list(range(SAMPLES)))
 
 
-class Separable(MethodProblem):
-    """S1: the mean of |a (w_i - c_i)|; w* = c."""
-
-    outer, blocks, start = fcco.outer.Absolute(), 3, np.zeros(6)
-    solution = np.array([1.0, -2.0, 0.5, 0.0, -0.3, 1.5])
-
-    def __init__(self) -> None:
-        super().__init__(6, noise=0.1)
-
-    def exact(self, w: Tensor) -> Tensor:
-        return 1.5 * (w - torch.as_tensor(self.solution))
-
-
 class Groups(MethodProblem):
     """S2: CVaR over L_i = |w - e_i|^2 / 2; w* = 1/n, s* = (1 - 1/n) / 2. s is the last entry."""
 
@@ -266,6 +253,6 @@ class Exponents(MethodProblem):
 
 
 KINDS: dict[str, type[MethodProblem]] = {
-    "S1": Separable, "S2": Groups, "S3": Box, "S3b": OutsideBall, "S4": Kinks, "smooth": Smooth,
+    "S2": Groups, "S3": Box, "S3b": OutsideBall, "S4": Kinks, "smooth": Smooth,
     "exponents": Exponents,
 }  # fmt: skip
