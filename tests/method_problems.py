@@ -135,7 +135,6 @@ class Box(MethodProblem):
     """S3: min |w - a|^2 / 2 subject to w_i <= b; w* = b, multipliers a - b = 0.7."""
 
     outer, blocks, start, solution = fcco.outer.Hinge(6.0), 2, np.zeros(3), np.full(3, 0.3)
-    multipliers = np.full(3, 0.7)
 
     def __init__(self) -> None:
         super().__init__(3, noise=0.1)
@@ -152,7 +151,7 @@ class OutsideBall(MethodProblem):
 
     outer, blocks, start = fcco.outer.Hinge(2.0), 1, np.array([1.0, 0.5])
     a = np.array([0.3, 0.4])
-    solution, multipliers = np.array([0.6, 0.8]), np.array([0.25])
+    solution = np.array([0.6, 0.8])
 
     def __init__(self) -> None:
         super().__init__(1, noise=0.1)
