@@ -133,7 +133,8 @@ def test_wrong_columns(frame, tmp_path, change, columns, reason):
 
 
 def test_where_groups_cannot_overlap(path):
-    for options in ({"limit": 5}, {"whole_groups": True}, {"by_user": True}, {"classes": ("no",)}):
+    refused: Any = ({"limit": 5}, {"whole_groups": True}, {"by_user": True}, {"classes": ("no",)})
+    for options in refused:
         with pytest.raises(data.WrongData, match="`overlapping` is for group-dro"):
             data.load_grouped(path, columns=OVERLAPPING, **options)
     with pytest.raises(data.WrongData, match="takes features and --group"):
