@@ -348,7 +348,7 @@ def fleets(device: str) -> list[list[str]]:
         return f"{own[name]['runs_per_second']:.4g}"
 
     if kind == "cuda":
-        names = ["sequential", "processes", "traced", "graph"]
+        names = ["sequential", "traced", "graph"]
         rows = [["runs", *(f"{n}, runs/s" for n in names), "graph, times sequential", "products"]]
         for each in (result for result in found if result["method"] == "alexr2"):
             own = each["rows"]
@@ -356,7 +356,7 @@ def fleets(device: str) -> list[list[str]]:
             cells = [*(speed(own, name) for name in names), f"{times:,.0f}", f"{floor:.2f}"]
             rows.append([f"{each['runs']:,}", *cells])
         return rows
-    times = ["processes", "eager", "traced"]
+    times = ["eager", "traced"]
     rows = [["method", "runs", "sequential, runs/s", *times, "products"]]
     for each in found:
         own = each["rows"]
@@ -424,7 +424,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     ),
     "identities-groups": lambda: identities.by_group(identities.published("end to end")),
     "many-groups": many_groups.table,
-    "afrisenti": afrisenti.table,
+    "afrisenti": afrisenti.published,
     "fairness": lambda data: compared(
         {"test AUC": "test_auc ±4", "test gap": "test_gap ±3", "train AUC": "train_auc ±4",
          "train worst": "train_violation ±4"},

@@ -187,9 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(parser, arguments, (1, 1))
     if options.sweep is not None:
         found = from_sweep(options.sweep)
-        if options.publish:
-            folder = publish.RESULTS / f"fairness-{found['data']}-frontier"
-            publish.write(folder, found, commit=options.commit)
+        publish.conclude(options, f"fairness-{found['data']}-frontier", found)
         return
     print(publish.plain(table()))
     if options.json:

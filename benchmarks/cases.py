@@ -1,4 +1,4 @@
-"""The models that benchmarks train, with their batches."""
+"""The steps that benchmarks time: models with their batches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+Step = Callable[[], None]
+
+
+def stepping(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Step:
+    """A step of an optimizer on a loss."""
+
+    def step() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 @dataclass
@@ -26,34 +39,26 @@ class Case:
     scores: Callable[[], Tensor]
     losses: Callable[[], Tensor]
     batch_size: int
-    targets: Tensor | None = None
     device: str = "cpu"
     rounds: int = 60
     steps: int = 10
 
 
-def mlp(width: int, features: int = 128) -> nn.Module:
+def mlp(width: int, outputs: int = 1) -> nn.Module:
     """Two hidden layers."""
     return nn.Sequential(
-        nn.Linear(features, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-        nn.Linear(width, 1),
+        nn.Linear(128, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, outputs),
     )  # fmt: skip
 
 
-def resnet50(classes: int) -> Any:
-    """With random weights."""
-    import torchvision  # pyright: ignore[reportMissingImports]
-
-    return torchvision.models.resnet50(num_classes=classes)
-
-
-def small_cnn(outputs: int = 1) -> nn.Module:
+def small_cnn() -> nn.Module:
     """Three convolutions on 3x32x32."""
     return nn.Sequential(
         nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(64, outputs),
+        nn.Flatten(), nn.Linear(64, 1),
     )  # fmt: skip
 
 
@@ -61,7 +66,7 @@ def _binary(name: str, model: nn.Module, x: Tensor, rounds: int, steps: int) -> 
     y = (torch.rand(len(x)) < 0.5).float()
     scores = lambda: model(x).squeeze(-1)  # noqa: E731
     losses = lambda: binary_cross_entropy_with_logits(scores(), y, reduction="none")  # noqa: E731
-    return Case(name, model, scores, losses, len(x), y, rounds=rounds, steps=steps)
+    return Case(name, model, scores, losses, len(x), rounds=rounds, steps=steps)
 
 
 def cpu_cases() -> Iterator[Case]:
@@ -96,8 +101,8 @@ def gpu_cases(compiled: bool = False) -> Iterator[Case]:
         )  # fmt: skip
 
     x = torch.randn(256, 128, device="cuda")
-    layers = [nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2)]
-    yield classified("mlp256", nn.Sequential(*layers), (x,), 2, (40, 10))
+    yield classified("mlp256", mlp(256, 2), (x,), 2, (40, 10))
+    import torchvision  # pyright: ignore[reportMissingImports]
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     config = DistilBertConfig(num_labels=5)  # type: ignore[call-arg]
@@ -105,6 +110,8 @@ def gpu_cases(compiled: bool = False) -> Iterator[Case]:
     bert = DistilBertForSequenceClassification(config)
     yield classified("distilbert-128", bert, (tokens, torch.ones_like(tokens)), 5, (15, 3))
     for batch in (64, 256):
-        model = resnet50(2).to("cuda", memory_format=torch.channels_last)
+        model = torchvision.models.resnet50(num_classes=2).to(
+            "cuda", memory_format=torch.channels_last
+        )
         x = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
         yield classified(f"resnet50-{batch}", model, (x,), 2, (15, 3))
