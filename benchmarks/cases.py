@@ -62,56 +62,53 @@ def small_cnn() -> nn.Module:
     )  # fmt: skip
 
 
-def _binary(name: str, model: nn.Module, x: Tensor, rounds: int, steps: int) -> Case:
-    y = (torch.rand(len(x)) < 0.5).float()
-    scores = lambda: model(x).squeeze(-1)  # noqa: E731
-    losses = lambda: binary_cross_entropy_with_logits(scores(), y, reduction="none")  # noqa: E731
-    return Case(name, model, scores, losses, len(x), rounds=rounds, steps=steps)
-
-
 def cpu_cases() -> Iterator[Case]:
     """Batch 128 of 128 features, or of 3x32x32 images."""
-    yield _binary("mlp64", mlp(64), torch.randn(128, 128), 500, 5)
-    yield _binary("mlp256", mlp(256), torch.randn(128, 128), 300, 5)
-    yield _binary("cnn", small_cnn(), torch.randn(128, 3, 32, 32), 30, 1)
+
+    def binary(name: str, model: nn.Module, x: Tensor, rounds: int, steps: int) -> Case:
+        y = (torch.rand(len(x)) < 0.5).float()
+
+        def scores() -> Tensor:
+            return model(x)
+
+        def losses() -> Tensor:
+            return binary_cross_entropy_with_logits(scores().squeeze(-1), y, reduction="none")
+
+        return Case(name, model, scores, losses, len(x), rounds=rounds, steps=steps)
+
+    yield binary("mlp64", mlp(64), torch.randn(128, 128), 500, 5)
+    yield binary("mlp256", mlp(256), torch.randn(128, 128), 300, 5)
+    yield binary("cnn", small_cnn(), torch.randn(128, 3, 32, 32), 30, 1)
 
 
 def gpu_cases(compiled: bool = False) -> Iterator[Case]:
     """Random weights; the large networks under bf16 autocast."""
 
-    def classified(
-        name: str, model: nn.Module, batch: tuple[Tensor, ...], classes: int, times: tuple[int, int]
-    ) -> Case:
+    def classified(name: str, model: nn.Module, rounds: int, steps: int, *batch: Tensor) -> Case:
         model = model.to("cuda").train()
         run: Any = torch.compile(model) if compiled else model
-        y = torch.randint(classes, (len(batch[0]),), device="cuda")
+        y = torch.randint(2, (len(batch[0]),), device="cuda")
         large = sum(p.numel() for p in model.parameters()) > 10**6
 
         def scores() -> Tensor:
             with torch.autocast("cuda", dtype=torch.bfloat16, enabled=large):
                 found = run(*batch)
-            return found.logits if hasattr(found, "logits") else found
+            return found.logits if name.startswith("distilbert") else found
 
         def losses() -> Tensor:
             return cross_entropy(scores().float(), y, reduction="none")
 
-        rounds, steps = times
-        return Case(
-            name, model, scores, losses, len(y), device="cuda", rounds=rounds, steps=steps
-        )  # fmt: skip
+        return Case(name, model, scores, losses, len(y), "cuda", rounds, steps)
 
-    x = torch.randn(256, 128, device="cuda")
-    yield classified("mlp256", mlp(256, 2), (x,), 2, (40, 10))
+    yield classified("mlp256", mlp(256, 2), 40, 10, torch.randn(256, 128, device="cuda"))
     import torchvision  # pyright: ignore[reportMissingImports]
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    config = DistilBertConfig(num_labels=5)  # type: ignore[call-arg]
+    config = DistilBertConfig()
     tokens = torch.randint(config.vocab_size, (128, 128), device="cuda")
     bert = DistilBertForSequenceClassification(config)
-    yield classified("distilbert-128", bert, (tokens, torch.ones_like(tokens)), 5, (15, 3))
+    yield classified("distilbert-128", bert, 15, 3, tokens, torch.ones_like(tokens))
     for batch in (64, 256):
-        model = torchvision.models.resnet50(num_classes=2).to(
-            "cuda", memory_format=torch.channels_last
-        )
+        model = torchvision.models.resnet50(num_classes=2).to(memory_format=torch.channels_last)
         x = torch.randn(batch, 3, 224, 224, device="cuda").to(memory_format=torch.channels_last)
-        yield classified(f"resnet50-{batch}", model, (x,), 2, (15, 3))
+        yield classified(f"resnet50-{batch}", model, 15, 3, x)

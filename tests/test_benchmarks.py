@@ -11,65 +11,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import nn
 
 import fcco
-from benchmarks import contrastive_speed as speed
-from benchmarks import fleet, risk_steps, walk
+from benchmarks import fleet, walk
 from benchmarks.timing import Timings
 from studies.constrained.convex import Segments
 from studies.runner import Job
 from studies.untuned import __main__ as untuned
 from studies.untuned import constraints, groups, networks, tuned
 from studies.untuned.constraints import Figures, Variant
-
-# The contrastive step.
-
-
-def test_contrastive_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Tiny(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(7, 4))
-
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
-            return batch.flatten(1)[:, :7].float() @ self.weight
-
-        def projection(self) -> nn.Module:
-            return nn.Linear(4, 3)
-
-    monkeypatch.setattr(speed.backbones, "build", lambda name, **options: Tiny())
-    speed.main(["--json", "--batches", "6", "--rounds", "2"])
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    rows = told["cases"][0]["rows"]
-    assert list(rows) == ["clip", "ema", "msvr", "msvr-offload", "forward"]
-    assert rows["clip"]["ratio"] == 1
-
-
-def test_contrastive_figures_from_times_by_hand() -> None:
-    memory: dict[str, float | None] = {"clip": 10.0, "ema": 10.001}
-    own = speed.row("ema", Timings({"clip": [1.0, 2.0], "ema": [1.04, 2.08]}), memory)
-    assert own["ratio"] == 1.04 and own["milliseconds"] == 1560
-    assert own["mib_more"] == pytest.approx(1.0)
-
-
-# The memory of a loss.
-
-
-def allocate(mib: int) -> float:
-    """What `growth` tells of so many MiB."""
-    return risk_steps.growth(lambda: torch.ones(mib, 2**18))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_of_a_known_allocation() -> None:
-    """A large process that starts the measuring one must not hide it."""
-    large = torch.ones(300, 2**18)
-    assert risk_steps.in_process(allocate, 64) == pytest.approx(64, abs=8)
-    assert large.all()
-
 
 # Fleets.
 
