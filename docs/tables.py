@@ -20,6 +20,7 @@ from fcco_experiments import sweep
 
 from fcco.methods import table
 from studies import afrisenti, frontier, many_groups, publish, small_batches
+from studies.constrained import report
 from studies.constrained import report as constrained
 from studies.convergence import results as convergence
 from studies.estimators import __main__ as estimators
@@ -345,18 +346,57 @@ def untuned() -> list[list[str]]:
     return rows
 
 
-def untuned_short() -> list[list[str]]:
-    """Ours without a setting on the problems that peers were run on."""
+_SIDE_BY_SIDE = {
+    "adult": "Adult",
+    "compas": "COMPAS",
+    "convex": "convex",
+    "sampled": "1,000 sampled",
+    "docs": "docs' problem",
+}
+
+
+def _beside(labels: dict[str, str]) -> list[list[str]]:
+    """Methods with their defaults, on the problems that peers were run on."""
     found = publish.table("untuned")["constraints"]
-    names = {
-        "adult": "Adult",
-        "compas": "COMPAS",
-        "convex": "convex",
-        "sampled": "1,000 sampled",
-        "docs": "docs' problem",
-    }
-    own = ["**fcco, no setting**", *(_kept(found[name]["fcco"]) for name in names)]
-    return [["objective / violation", *names.values()], own]
+    rows = [
+        [label, *(_kept(found[name][method]) for name in _SIDE_BY_SIDE)]
+        for method, label in labels.items()
+    ]
+    return [["objective / violation", *_SIDE_BY_SIDE.values()], *rows]
+
+
+def untuned_short() -> list[list[str]]:
+    """Ours without a setting, the defaults of peers, and the best of each library, tuned."""
+    kept = ("Cooper simultaneous", "Cooper augmented", "HCT nuPI", "HCT PBM", "HCT SSG")
+    rows = _beside({"fcco": "**fcco, no setting**", **{name: name for name in kept}})
+    problems = publish.table("constrained")["problems"].values()
+    columns = [report.families(each["methods"]) for each in problems]
+    rows.append(["*tuned: objective at a violation of 0.01*", *[""] * len(_SIDE_BY_SIDE)])
+    libraries = zip(("fcco", "Cooper", "HCT"), *columns, strict=True)
+    return [*rows, *([f"best of {library}", *cells, ""] for library, *cells in libraries)]
+
+
+def untuned_peers() -> list[list[str]]:
+    """All defaults, and the best tuned."""
+    names = list(publish.table("untuned")["constraints"]["adult"])
+    labels = {name: name for name in names if name != "HCT ALM"}  # the figures of the next
+    labels |= {"Cooper alternating": "Cooper alternating (= HCT ALM)", "tuned": "best tuned"}
+    return _beside(
+        {"fcco": "**fcco, no setting**", **{k: labels[k] for k in labels if k != "fcco"}}
+    )
+
+
+def untuned_sampled() -> list[list[str]]:
+    """The defaults of peers on the sampled problem, in other units and with small batches."""
+    found = publish.table("untuned")["constraints"]
+    ends = ["", *(f" / {variant}" for variant in untuned_limits.VARIANTS)]
+    return [
+        ["objective / violation", "original", *untuned_limits.VARIANTS],
+        *(
+            [name, *(_kept(found[f"sampled{end}"][name]) for end in ends)]
+            for name in found["sampled / values x 100"]
+        ),
+    ]
 
 
 def _kept(row: dict[str, float]) -> str:
@@ -423,6 +463,8 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "small-batches": small_batches.published,
     "untuned": untuned,
     "untuned-short": untuned_short,
+    "untuned-peers": untuned_peers,
+    "untuned-sampled": untuned_sampled,
     "xrisk": lambda: xrisk.table(xrisk.published()),
     "xrisk-short": lambda: xrisk.short_table(xrisk.published()),
 }  # fmt: skip
