@@ -125,10 +125,6 @@ def short_table(found: Found) -> list[list[str]]:
     return rows
 
 
-def published_figures() -> dict[str, Any]:
-    return collect(published())
-
-
 def collect(found: Found) -> dict[str, Any]:
     """In the form of the JSON."""
     told: dict[str, Any] = {}
