@@ -37,7 +37,9 @@ _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, PREVIOU
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 TABLE, RUNS = "table.json", "runs.jsonl.gz"
 FLEET_LINES, FLEET_FOLDER = "fleet.jsonl", "fleet"
-_SUMMARIES = (TABLE, "table.md", "report.html", SWEEP, "runs.jsonl", WINNERS, CONFIG)
+_SUMMARIES = (
+    TABLE, "table.md", "report.html", SWEEP, "settings.csv", "runs.jsonl", WINNERS, CONFIG,
+)  # fmt: skip
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+(\.previous)?\.(pt|jsonl|txt)|environment\.json"
 
 
