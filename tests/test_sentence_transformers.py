@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from integration_cases import run_on_two_ranks
 from torch import Tensor
 
 pytest.importorskip("sentence_transformers")
@@ -108,18 +108,6 @@ def test_hard_negatives_of_a_batch_are_estimated_without_bias():
     torch.testing.assert_close(sums, whole.memory.value.exp(), rtol=1e-10, atol=0)
 
 
-def test_autocast():
-    model, data, ids = make().float(), texts(), torch.arange(8)
-    loss = GlobalContrastiveLoss(model, PAIRS, in_trainer=False)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = loss(columns_of(model, data, ids), ids)
-    value.backward()
-    assert value.dtype == loss.memory.value.dtype == torch.float32
-    wide = GlobalContrastiveLoss(make(), PAIRS, in_trainer=False)
-    expected = wide(columns_of(wide.model, data, ids), ids).item()
-    assert value.item() == pytest.approx(expected, rel=1e-4)
-
-
 # --- the Trainer ----------------------------------------------------------------------------------
 
 
@@ -192,20 +180,6 @@ def test_a_resumed_run_continues_exactly(tmp_path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     assert torch.equal(weights(resumed.model), weights(first.model))
     assert torch.equal(resumed.loss.memory.value, first.loss.memory.value)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_needs_the_memory(tmp_path):
-    """Without what the file holds, the path is another one."""
-    first = trainer(tmp_path, save_strategy="steps", save_steps=8)
-    first.train()
-    file = tmp_path / "checkpoint-8" / "global_contrastive_loss.pt"
-    content = torch.load(file)
-    content["memory"]["numbers"].fill_(-1)  # as if no pair were stored
-    torch.save(content, file)
-    forgetful = trainer(tmp_path)
-    forgetful.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    assert not torch.allclose(weights(forgetful.model), weights(first.model), atol=1e-4)
 
 
 def test_only_the_memory_of_the_same_run_is_loaded(tmp_path):
@@ -411,12 +385,7 @@ def worker(folder: str) -> None:
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     """The Trainer's DDP equals the plain loop on the pairs of both ranks."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launch, __file__, str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1])  # benchmarks
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_two_ranks(__file__, tmp_path, PYTHONPATH=str(Path(__file__).parents[1]))  # studies
     results = [torch.load(tmp_path / f"out.{rank}") for rank in (0, 1)]
     batches = list(torch.cat([batches for _, _, batches in results], 1))
     model, data = make(), texts()

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from fcco_experiments import config as configs
-from fcco_experiments import distributed
+from fcco_experiments import environment
 from fcco_experiments.config import ConfigError
 from fcco_experiments.data import MissingData
 from fcco_experiments.stats import spread
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--epochs", type=int, help="4 of `networks`, else those of the config")
     options = parse(parser, arguments, (1, 10))
     heads = options.part == "heads"
-    overrides = [f"device={distributed.device(options.device)}", f"spectrum={not heads}".lower()]
+    overrides = [f"device={environment.device(options.device)}", f"spectrum={not heads}".lower()]
     overrides += [f"weights={options.weights}"] if options.weights else []
     rows: list[report.Run] = []
     try:
