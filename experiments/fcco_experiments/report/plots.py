@@ -447,7 +447,7 @@ def by_entry(
     apart = 0.07 if len(names) <= 8 else 0.036  # inches between the dots of two methods
     room = max(0.30, 0.12 + apart * len(ends))
     wrap = textwrap.TextWrapper(21, max_lines=int(room / 0.145), placeholder=" …")
-    labels = [wrap.fill(names[k]) for k in order]
+    labels = [wrap.fill(names[int(k)]) for k in order]
     rows, drawn = np.arange(len(names)), []
     with canvas(SIZE[0], 0.80 + room * len(names)) as (figure, axes):
         axes.grid(visible=False, axis="y")

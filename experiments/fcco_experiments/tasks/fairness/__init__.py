@@ -141,7 +141,7 @@ class FairnessProblem(Problem):
         if kind is None:
             return None
         # Seeds split the data, not always into parts of quite the same size.
-        train, number = self.parts(seed)["train"], copies(self.config, method)
+        train, number = self.parts(seed)["train"], copies(method)
         return kind, CellBatches(self.config, seed, train, number).steps_per_epoch
 
     def fleet(self, runs: Sequence[tuple[Method, int]], device: torch.device) -> FairnessFleet:

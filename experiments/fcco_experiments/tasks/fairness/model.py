@@ -13,16 +13,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
-
-from fcco.groups import HoldOut
 
 from ..base import PART_KEYS, Schedule, Scheduled, perceptron
 
 SMALLEST = 1e-6
 """Least deviation of scores that is divided by: all of them may be equal at the start."""
-LABELS = (0.0, 1.0, 0.0, 1.0)
-"""Of the four cells 2 group + label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +38,11 @@ class Fairness(Scheduled):
     decay: float = 0.1
     score: Literal["normalised", "unbounded"] = "normalised"
     temperature: float = 0.2  # T of the rates
-    pair_temperature: float = 1.0  # of the sigmoid in the pairwise AUC objective
-    objective: Literal["auc", "bce"] = "auc"  # pairwise sigmoid, or cross-entropy
     thresholds: tuple[float, ...] = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # tau
     tolerance: float = 0.005  # kappa
     batch: int = 128  # samples, a quarter from each cell (group, label)
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
     validation: float = 0.2  # share of the training data that the seed of a run splits off
-    holdout: float = 0.0  # share of the rest that rates are measured on, without a gradient
     feasible_by: Literal["gap", "violation"] = "gap"
     feasible_limit: float = 0.03
 
@@ -59,13 +51,11 @@ class Fairness(Scheduled):
         finite = [math.isfinite(tau) for tau in self.thresholds]
         for name, valid, wanted in (
             ("temperature", 0 < self.temperature < math.inf, "be above 0"),
-            ("pair_temperature", 0 < self.pair_temperature < math.inf, "be above 0"),
             ("hidden", all(width >= 1 for width in self.hidden), "hold widths from 1 on"),
             ("batch", self.batch >= 4 and self.batch % 4 == 0, "be a multiple of 4 (cells)"),
             ("tolerance", 0 <= self.tolerance < math.inf, "be at least 0"),
             ("thresholds", finite and all(finite), "hold at least one number"),
             ("validation", 0 <= self.validation < 1, "be in [0, 1)"),
-            ("holdout", 0 <= self.holdout < 1, "be in [0, 1)"),
         ):
             if not valid:
                 raise ValueError(f"`{name}` must {wanted} but is: {getattr(self, name)}.")
@@ -119,19 +109,12 @@ class CellBatches:
     """Rows of batches with a quarter from each cell; they depend on the seed and the epoch alone.
 
     An epoch has as many steps as draw the number of training samples, in `copies` independent
-    batches of a step. With `config.holdout` and two copies, the first is of rows set apart, whose
-    rates are measured, and the second, which carries the gradient, of the others.
+    batches of a step.
     """
 
     def __init__(self, config: Fairness, seed: int, train: Cells, copies: int) -> None:
         self.per_cell, self.seed, self.train, self.copies = config.batch // 4, seed, train, copies
         self.steps_per_epoch = max(1, math.ceil(len(train) / (config.batch * copies)))
-        self._sources = [torch.arange(len(train))] * copies, [train.counts] * copies
-        if config.holdout and copies == 2:
-            cells = torch.arange(4).repeat_interleave(train.counts)
-            held = HoldOut(cells, config.holdout, seed)
-            rows = [held.apart, held.rest]
-            self._sources = rows, [cells[own].bincount(minlength=4) for own in rows]
         self._drawn = 0
         self._epoch: Tensor | None = None
 
@@ -140,11 +123,8 @@ class CellBatches:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         shape = self.steps_per_epoch, self.copies, 4, self.per_cell
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
-        drawn = [
-            own[(counts.cumsum(0) - counts)[:, None] + (uniform[:, k] * counts[:, None]).long()]
-            for k, (own, counts) in enumerate(zip(*self._sources, strict=True))
-        ]
-        return torch.stack([rows.flatten(1) for rows in drawn], 1)
+        counts = self.train.counts[:, None]
+        return ((counts.cumsum(0) - counts) + (uniform * counts).long()).flatten(2)
 
     def draw(self) -> Tensor:
         """Rows of the next step, (copies, batch)."""
@@ -201,22 +181,18 @@ class Scorer(nn.Module):
         return ((output - mean) / deviation.clamp(min=SMALLEST)).view(4, -1)
 
     def loss(self, cells: Tensor) -> Tensor:
-        r"""Of the scores of a batch (4, b): minus the pairwise sigmoid AUC, or the cross-entropy.
+        r"""Minus the pairwise sigmoid AUC of the scores of a batch (4, b).
 
         .. math::
-            -\sum_{i\in +}\sum_{j\in -} p_i p_j\, \sigma((s_i - s_j)/T_p)
+            -\sum_{i\in +}\sum_{j\in -} p_i p_j\, \sigma(s_i - s_j)
 
         with the weights p that make a batch with equal cells an unbiased sample of the pairs.
         """
         width = cells.shape[1]
-        if self.config.objective == "bce":
-            target = cells.new_tensor(LABELS)[:, None].expand_as(cells)
-            losses = binary_cross_entropy_with_logits(cells, target, reduction="none")
-            return self.prior @ losses.mean(1)
         weight = self.prior.view(2, 2)
         weight = (weight / weight.sum(0)).repeat_interleave(width, 0) / width
         positive, negative = cells[1::2].reshape(-1), cells[0::2].reshape(-1)
-        won = torch.sigmoid((positive[:, None] - negative) / self.config.pair_temperature)
+        won = torch.sigmoid(positive[:, None] - negative)
         return -(weight[:, 1] @ won @ weight[:, 0])
 
     def rates(self, cells: Tensor) -> Tensor:
