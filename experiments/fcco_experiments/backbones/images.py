@@ -45,8 +45,8 @@ class ImageBackbone(Backbone):
         super().__init__()
         if options.recompute and options.batch_norm == "batch":
             raise ValueError(
-                "`recompute` must be false with `batch_norm: batch`: the second pass would move the "
-                "running statistics once more."
+                "`recompute` must be false with `batch_norm: batch`: the second pass would move "
+                "the running statistics once more."
             )
         self.network, self.options = network, options
         norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
