@@ -24,7 +24,7 @@ from .. import environment, store, tasks
 from ..config import from_plain
 from ..store import FLEET_FOLDER, Event, FolderError, Kind, Outcome, RunSpec
 from ..task import FleetTraining, Method, Problem, Row
-from . import checkpoint, engine
+from . import engine
 from .engine import Job, Loop, Stop, Tell
 
 _ON_CPU = 64
@@ -53,12 +53,8 @@ class Fleets:
     ) -> list[Fleet]:
         """Jobs of the runs that a fleet can hold, checkpoints of earlier ones first.
 
-        Args:
-            specs: of one experiment; runs that no fleet can hold are left out.
-            out: folder of the comparison.
-            problem: data and model.
-            gpus: how many there are for jobs that several processes do, 0 for CPUs; None where
-                they come one after another in this process.
+        `gpus` is how many there are for jobs that several processes do, 0 for CPUs; None where they
+        come one after another in this process.
         """
         data, like = problem.fingerprint(), specs[0]
         done, numbers = _finished(out, data), sorted(_numbers(out))
@@ -243,16 +239,12 @@ class _FleetRun(Loop):
 class Fleet(Job):
     """Runs of one kind, in as many fleets as the memory makes of them, one after another.
 
-    Args:
-        specs: the runs; those of a checkpoint come first, in a fleet of their own.
-        number: of its files.
-        chunk: runs of a fleet at most.
-        data: the fingerprint of the data.
+    Those of a checkpoint come first, in a fleet of their own.
     """
 
-    number: int
-    chunk: int | None
-    data: str
+    number: int  # of its files
+    chunk: int | None  # runs of a fleet at most
+    data: str  # the fingerprint
 
     @property
     def title(self) -> str:
@@ -278,7 +270,7 @@ class Fleet(Job):
             spec = {key: like.plain()[key] for key in ("task", "config")}
             return store.differences(saved, spec, like.config.incidental)
 
-        return checkpoint.read(self.path, differences, self.data)
+        return store.read_checkpoint(self.path, differences, self.data)
 
     def under_way(self, like: RunSpec, done: Collection[str]) -> list[RunSpec]:
         """The runs of its checkpoint, none where all of them have ended."""
