@@ -66,6 +66,17 @@ def _loading() -> Iterator[None]:
         raise LoadError(text, "" if clear else traceback.format_exc()) from error
 
 
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Inside, torch uses so many. A run uses one, because another number may round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @dataclass(frozen=True)
 class Job(ABC):
     """Runs of one experiment that a process does together; another process can have it."""
