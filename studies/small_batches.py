@@ -280,13 +280,8 @@ def main(words: Sequence[str] | None = None) -> None:
         tuned(runner, grids, job, (0,), range(1, options.seeds + 1), choose)
     rows = table(runner)
     print(publish.plain(rows))
-    if options.publish:
-        folder = publish.RESULTS / "small-batches"
-        publish.write(
-            folder, {"rows": rows}, runner.entries(), device=options.device, commit=options.commit
-        )
-    if options.json:
-        print(json.dumps(rows))
+    told = {"rows": rows}
+    publish.conclude(options, "small-batches", told, runner.entries(), options.device)
 
 
 if __name__ == "__main__":

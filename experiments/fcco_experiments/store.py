@@ -40,7 +40,16 @@ _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, LOCK)
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 TABLE, RUNS = "table.json", "runs.jsonl.gz"
 FLEET_FOLDER = "fleet"
-_SUMMARIES = (TABLE, "table.md", "report.html", SWEEP, "runs.jsonl", WINNERS, CONFIG)
+_SUMMARIES = (
+    TABLE,
+    "table.md",
+    "report.html",
+    SWEEP,
+    "settings.csv",
+    "runs.jsonl",
+    WINNERS,
+    CONFIG,
+)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 

@@ -144,7 +144,7 @@ def test_a_folder_that_was_tampered_with_gives_one_line_and_no_traceback(
 ):
     from fcco_experiments.report import plots
 
-    for name in ("tradeoff", "curves", "by_entry"):  # the drawings take the time
+    for name in ("scatter", "curves", "by_entry"):  # the drawings take the time
         monkeypatch.setattr(plots, name, lambda *arguments: None)
     monkeypatch.setattr(plots, "families", lambda *arguments: [])
     command = "sweep" if kind == "sweep" else "compare"

@@ -108,7 +108,6 @@ def test_mistakes_are_said_before_anything_is_trained(here):
         (("--backbone", "resnet5"), "no backbone `resnet5`"),
         (("--backbone", "resnet50"), "takes data of the kind image"),
         (("--method", "sonx", "--settings.smoothing", "0.1"), "with smoothing it is sonex"),
-        (("--choose_by", "val_tenth_accuracy"), "summed up by val_worst_accuracy"),
         (("--distinct",), "`distinct` is for texts"),
     ):
         assert said in call(*made, *words, code=2).stderr
