@@ -10,7 +10,6 @@ registry, or `<!-- table: NAME WORDS -->` with a name of `TABLES`, which is call
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -20,7 +19,8 @@ from typing import Any
 from fcco_experiments import sweep
 
 from fcco.methods import table
-from studies import afrisenti, frontier, many_groups, publish
+from studies import afrisenti, frontier, many_groups, publish, small_batches
+from studies.constrained import report
 from studies.constrained import report as constrained
 from studies.convergence import results as convergence
 from studies.estimators import __main__ as estimators
@@ -340,31 +340,6 @@ def risk_steps() -> list[list[str]]:
     return rows
 
 
-def small_batches() -> list[list[str]]:
-    """Of each loss the rate with the best validation figure, and means over its seeds."""
-    lines = (DOCS / "results/small-batches/runs.jsonl").read_text().splitlines()
-    runs = [json.loads(line) for line in lines]
-    plain, ours = "`MultipleNegativesRankingLoss`", "`GlobalContrastiveLoss`, `gamma=1`"
-    kinds = {
-        (1024, None, 0): plain, (32, None, 0): plain, (32, 1.0, 1024): ours,
-        (32, 0.8, 0): "with `stored_pairs=0, negatives=None`",
-    }  # fmt: skip
-    rows = [["loss", "batch", "learning rate", "validation", "test", "seeds"]]
-    for kind, name in kinds.items():
-        own = [run for run in runs if (run["batch"], run["gamma"], run["stored_pairs"]) == kind]
-        first = (run for run in own if run["seed"] == 0)
-        rate = max(first, key=lambda run: run["validation"])["rate"]
-        chosen = [run for run in own if run["rate"] == rate]
-        # In hundredths, so that a mean between two of them is rounded as on paper.
-        means = (
-            sum(round(100 * run[k]) for run in chosen) / len(chosen) for k in ("validation", "test")
-        )
-        cells = (f"{math.floor(mean + 0.5) / 100:.2f}" for mean in means)
-        shown = f"{rate:.0e}".replace("e-0", "e-")
-        rows.append([name, f"{kind[0]:,}", shown, *cells, str(len(chosen))])
-    return rows
-
-
 def fleets(device: str) -> list[list[str]]:
     """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
     kind = "cpu" if device == "cpu" else "cuda"
@@ -402,18 +377,54 @@ def untuned() -> list[list[str]]:
     return rows
 
 
-def untuned_short() -> list[list[str]]:
-    """Ours without a setting on the problems that peers were run on."""
+_SIDE_BY_SIDE = {
+    "adult": "Adult",
+    "compas": "COMPAS",
+    "convex": "convex",
+    "sampled": "1,000 sampled",
+    "docs": "docs' problem",
+}
+
+
+def _beside(labels: dict[str, str]) -> list[list[str]]:
+    """Methods with their defaults, on the problems that peers were run on."""
     found = publish.table("untuned")["constraints"]
-    names = {
-        "adult": "Adult",
-        "compas": "COMPAS",
-        "convex": "convex",
-        "sampled": "1,000 sampled",
-        "docs": "docs' problem",
-    }
-    own = ["**fcco, no setting**", *(_kept(found[name]["fcco"]) for name in names)]
-    return [["objective / violation", *names.values()], own]
+    rows = [
+        [label, *(_kept(found[name][method]) for name in _SIDE_BY_SIDE)]
+        for method, label in labels.items()
+    ]
+    return [["objective / violation", *_SIDE_BY_SIDE.values()], *rows]
+
+
+def untuned_short() -> list[list[str]]:
+    """Ours without a setting, the defaults of peers, and the best of each library, tuned."""
+    kept = ("Cooper simultaneous", "Cooper augmented", "HCT nuPI", "HCT PBM", "HCT SSG")
+    rows = _beside({"fcco": "**fcco, no setting**", **{name: name for name in kept}})
+    problems = publish.table("constrained")["problems"].values()
+    columns = [report.families(each["methods"]) for each in problems]
+    rows.append(["*tuned: objective at a violation of 0.01*", *[""] * len(_SIDE_BY_SIDE)])
+    libraries = zip(("fcco", "Cooper", "HCT"), *columns, strict=True)
+    return [*rows, *([f"best of {library}", *cells, ""] for library, *cells in libraries)]
+
+
+def untuned_peers() -> list[list[str]]:
+    """All defaults, and the best tuned."""
+    names = list(publish.table("untuned")["constraints"]["adult"])
+    labels = {name: name for name in names if name != "HCT ALM"}  # the figures of the next
+    labels |= {"Cooper alternating": "Cooper alternating (= HCT ALM)", "tuned": "best tuned"}
+    return _beside(
+        {"fcco": "**fcco, no setting**", **{k: labels[k] for k in labels if k != "fcco"}}
+    )
+
+
+def untuned_sampled() -> list[list[str]]:
+    """The defaults of peers on the sampled problem, in other units and with small batches."""
+    found = publish.table("untuned")["constraints"]
+    rows = [["objective / violation", "original", *untuned_limits.VARIANTS]]
+    ends = ["", *(f" / {variant}" for variant in untuned_limits.VARIANTS)]
+    for name in found["sampled / values x 100"]:
+        rows.append([name, *(_kept(found[f"sampled{end}"][name]) for end in ends)])
+    return rows
 
 
 def _kept(row: dict[str, float]) -> str:
@@ -479,9 +490,11 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
         f"group-dro-{data}-{name}",
     ),
     "risk-steps": risk_steps,
-    "small-batches": small_batches,
+    "small-batches": small_batches.published,
     "untuned": untuned,
     "untuned-short": untuned_short,
+    "untuned-peers": untuned_peers,
+    "untuned-sampled": untuned_sampled,
     "xrisk": lambda: xrisk.table(xrisk.published()),
     "xrisk-short": lambda: xrisk.short_table(xrisk.published()),
 }  # fmt: skip

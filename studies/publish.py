@@ -14,6 +14,7 @@ import json
 import math
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,20 @@ def write(
         (folder / RUNS).write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
 
 
+def conclude(
+    options: Namespace,
+    name: str,
+    figures: Mapping[str, Any],
+    runs: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+) -> None:
+    """What a study ends with, by its options: files in docs/results, a line of JSON."""
+    if options.publish:
+        write(RESULTS / name, figures, runs, device, options.commit)
+    if options.json:
+        print(json.dumps(finite(figures)))
+
+
 def table(name: str) -> dict[str, Any]:
     """The figures in a folder of results."""
     return json.loads((RESULTS / name / TABLE).read_text())
@@ -130,6 +145,11 @@ def plain(rows: Iterable[Sequence[str]]) -> str:
         ).rstrip()
         for row in table
     )
+
+
+def mean_and_std(values: Sequence[float]) -> dict[str, float]:
+    """Mean and standard deviation over seeds, for JSON."""
+    return {key: round(x, 5) for key, x in zip(("mean", "std"), spread(values), strict=True)}
 
 
 def mean_std(values: Sequence[float], digits: int = 3) -> str:

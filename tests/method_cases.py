@@ -54,7 +54,7 @@ TRANSCRIPTIONS: dict[str, str] = {
     "alexr2": "test_transcription.py::test_alexr2",
     "sonx": "test_transcription.py::test_sonx",
     "sox": "test_transcription.py::test_sox",
-    "alexr": "test_alexr.py::test_second_version_equals_the_transcription",
+    "alexr": "test_alexr.py::test_equals_the_transcription",
     "ooa": "test_weights.py::test_equals_the_transcription",
     "ctc-dro": (
         "test_weights.py::test_averaged_losses_and_smoothed_weights_equal_the_transcription"

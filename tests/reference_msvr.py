@@ -15,16 +15,6 @@ from reference import Array, Quadratics, Slope
 Sampled = list[tuple[int, Array, Array]]
 
 
-def softplus_and_square_slope(u: Array) -> Array:
-    """Gradient of log(1 + e^{u_1}) + u_2^2 / 2, or of its first part for d1 = 1."""
-    first = 1 / (1 + np.exp(-u[0]))
-    return np.array([first]) if len(u) == 1 else np.array([first, u[1]])
-
-
-def theory(gamma: float, number: int, blocks: int) -> float:
-    return (number - blocks) / (blocks * (1 - gamma)) + (1 - gamma)
-
-
 def loss_gradient(problem: Quadratics, w: Array, sampled: Sampled) -> Array:
     """Gradient of g0 on the entries of a batch."""
     parts = [w - problem.m - problem.c[i, s, 0] for i, batch, _ in sampled for s in batch]

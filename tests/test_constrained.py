@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import Point, SumOfHinges, box, take_step
+from problems import Point, box, take_step
 
 import fcco
 from fcco.constraints import ConstrainedObjective, ConstraintReport
@@ -127,41 +127,25 @@ def test_sampled_constraints_are_taken_or_refused(method):
 
 
 @pytest.mark.parametrize("method, settings, message", [
-    ("sonexx", {}, "but is: 'sonexx'"),
-    ("sonex", {}, "method='sonex')` needs `smoothing` and `penalty` (`multipliers`, the default"),
-    ("sonex", {"smoothing": 0.1}, "method='sonex')` needs `penalty`"),
-    ("alexr2", {"penalty": 2.0}, "method='alexr2')` needs `smoothing`"),
-    ("alexr", {"theta": 1.0}, "method='alexr')` needs `dual_step` and `penalty`"),
-    ("sonex", {"outer": fcco.outer.Hinge(2.0)}, "method='sonex')` needs `smoothing`"),
+    ("sonexx", {}, "(did you mean `sonex`?)"),
+    ("sonex", {}, "needs `smoothing` and `penalty`"),
+    ("sonex", {"outer": fcco.outer.Hinge(2.0)}, "needs `smoothing`"),
     ("multipliers", {"penalty": 2.0}, "`penalty` (a setting of sonex, alexr2, sonx"),
-    (Sonex(smoothing=0.1), {}, "`sonex(penalty=...)` is needed unless `outer` is given"),
-    (Sonex(smoothing=0.1, penalty=1.0), {"gamma": 0.1}, "has its settings already: leave `gamma`"),
-    ("ooa", {}, "but is: 'ooa'"),
+    (Sonex(smoothing=0.1), {}, "unless `outer` is given"),
+    (Sonex(smoothing=0.1, penalty=1.0), {"gamma": 0.1}, "leave `gamma`"),
     (fcco.methods.Ooa(), {}, "no method for limits"),
-    ("ssg", {"threshold": "wide"}, "must be one of 'auto' but is: 'wide'"),
-    ("recursive-hinge", PENALTY, "needs `refresh_every`"),
-    ("ssg", {"threshold": 0.1, "penalty": 1.0}, "method='ssg')` has no such setting: `penalty` (a "
-     "setting of sonex, alexr2, sonx, sox, alexr, hinge, squared-hinge, recursive-hinge). "
-     "Settings: threshold, constraint_optimizer."),
-    ("icppac", {"inner_steps": 5}, "needs `proximal`"),
-    ("li2024", {"penalty": 1.0, "smoothing": 0.1}, "`smoothing` (a setting of sonex, alexr2, "),
+    ("ssg", {"threshold": "wide"}, "'auto'"),
     ("sonex", PENALTY | {"speed": 9}, "`speed` (unknown)"),
-    ("alexr2", {"outer": fcco.outer.OneSidedMCP(1.0, 2.0), "smoothing": 0.1, "nu": 0.1, "eta": 0.1},
-     "must be convex"),
-    ("sonex", PENALTY | {"limits": 0}, "limits=...)` must be at least 1"),
-    ("ssg", {"threshold": 0.1, "limits": 1.5}, "limits=...)` must be an integer"),
-    ("alexr", {"penalty": 1.0, "dual_step": 0.1, "limits": "gap"}, "a dict of limits"),
-    ("sonex", PENALTY | {"penalty": -1.0}, "must be positive"),
+    ("sonex", PENALTY | {"limits": 0}, "at least 1"),
+    ("alexr", CASES["alexr"] | {"limits": "gap"}, "a dict of limits"),
     ("sonex", PENALTY | {"outer": fcco.outer.Hinge()}, "has its own weight"),
-    ("sonex", {"outer": fcco.outer.CVaR(0.5), "smoothing": 0.1}, "`sonex(dim=...)` is needed"),
-    ("sonex", PENALTY | {"tolerance": fcco.Equal(0.0), "margin": 0.1}, "no meaning for equalities"),
+    ("sonex", {"outer": fcco.outer.CVaR(0.5), "smoothing": 0.1}, "dim=...)` is needed"),
+    ("sonex", PENALTY | {"tolerance": fcco.Equal(0.0), "margin": 0.1}, "margin"),
     ("sonex", {"outer": fcco.outer.Absolute(), "smoothing": 0.1, "margin": 0.1}, "made stricter"),
-    ("sonnex", {}, "but is: 'sonnex' (did you mean `sonex`?)"),
-    ("multipliers", {"tolerance": [fcco.Equal(0.0), 0.1]}, "one number or 3"),
     ("sonex", {"outer": fcco.outer.TwoSidedHinge(0.1), "smoothing": 0.1, "tolerance": 0.1},
      "does not loosen"),
     ("sonex", PENALTY | {"tolerance": [0.1, 0.2]}, "one number or 3"),
-    ("sonex", PENALTY | {"limits": ["a", "a"]}, "must be 2 different names"),
+    ("sonex", PENALTY | {"limits": ["a", "a"]}, "different names"),
 ])  # fmt: skip
 def test_wrong_words_and_settings(method, settings, message):
     model = Point(np.zeros(M))
@@ -234,21 +218,6 @@ def test_the_doors_of_sonex_take_the_same_settings(door):
         assert place(opened(door)) == place(opened("sonex")), "the doors mean the same"
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_the_doors_of_sonex_refuse_the_same(door):
-    for name, value, limit in (
-        ("gamma", 1.5, "must lie in [0.0, 1.0] but is: 1.5"),
-        ("correction", -1.0, "must lie in [0.0, inf) but is: -1.0"),
-        ("correction", "best", "must be one of 'theory', 'auto' but is: 'best'"),
-        ("read", "stale", "must be one of 'old', 'new' but is: 'stale'"),
-        ("smoothing", -0.1, "must be at least 0.0 but is: -0.1"),
-        ("on_nonfinite", "ignore", "must be one of 'raise', 'skip' but is: 'ignore'"),
-        ("dtype", torch.int64, "must be float32 or float64: torch.int64"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(f"({name}=...)` {limit}")):
-            opened(door, **{name: value})
-
-
 # Reports.
 
 
@@ -275,17 +244,3 @@ def test_report_of_tracked_and_of_given_values():
     for wrong in (torch.zeros(2), torch.tensor(1.0)):
         with pytest.raises(ValueError, match="must hold all 3 constraints"):
             objective.report(wrong)
-
-
-def test_report_of_vector_constraints():
-    model = Point([0.5, -1.0, 0.2, 0.3])
-    objective = fcco.constrained(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), ["one", "two"], "sonex",
-        outer=SumOfHinges(4.0, dim=2), smoothing=0.1,
-    )  # fmt: skip
-    values = model.w.detach().view(2, 2)
-    report = objective.report(values)
-    assert summary(report) == (0.5, "one", 2, 2, pytest.approx(2.0))
-    assert objective.report({"two": values[1], "one": values[0]}) == report
-    with pytest.raises(ValueError, match="given for"):
-        objective.report({"one": values[0], "three": values[1]})

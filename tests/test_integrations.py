@@ -10,7 +10,6 @@ import csv
 import functools
 import itertools
 import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -31,6 +30,7 @@ from integration_cases import (
     loss_of,
     make,
     plain,
+    run_on_two_ranks,
     sgd,
 )
 from torch import Tensor, nn
@@ -210,25 +210,6 @@ def test_accelerate_steps_the_optimizer_of_the_method(accelerate, tmp_path):
         accelerated_steps(accelerator, parts, end - start, limited_loss)
         accelerator.save_state(str(tmp_path))
     assert distance(parts[1], plain_limited()) == 0.0
-
-
-def test_accelerate_bfloat16(accelerate):
-    """Mixed precision by Accelerate: u stays in the precision of the parameters."""
-    from fcco.integrations.accelerate import prepare
-
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
-    model = make().float()
-    model, optimizer, data, objective = prepare(
-        accelerator, model, sgd(model), loader(), objective=dro
-    )
-    for batch in data:
-        batch = {k: v.float() if v.is_floating_point() else v for k, v in batch.items()}
-        loss = loss_of(objective, model, batch)
-        assert torch.isfinite(loss)
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert objective.term.tracker.value.dtype == torch.float32
 
 
 def test_accelerate_refuses_what_would_read_other_batches(accelerate, tmp_path):
@@ -701,11 +682,7 @@ def lightning_ranks(folder: Path) -> ModelAndObjective:
 def test_two_processes(framework, tmp_path, monkeypatch):
     """Each framework's DDP equals one process on the global batch."""
     pytest.importorskip(framework)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launch, __file__, framework, str(tmp_path / "out.pt")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_two_ranks(__file__, framework, tmp_path / "out.pt")
     parameters, u = torch.load(tmp_path / "out.pt")
     monkeypatch.setenv("WORLD_SIZE", "1")  # no dropout here either
     model, objective = plain_groups(decay=0.9 if framework == "accelerate" else 1.0)

@@ -178,20 +178,6 @@ def test_pure_updates_equal_the_formula(rule, hand, previous, number, compiled):
         np.testing.assert_allclose(found[1], expected[1], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(("rule", "hand"), RULES)
-def test_pure_updates_run_under_vmap_over_settings_and_over_tables(rule, hand):
-    gammas, corrections = torch.tensor(WEIGHTS, dtype=torch.float64).T
-    tensors = as_tensors(OLD, SEEN, FRESH, PREVIOUS)
-    many = torch.func.vmap(lambda g, c: rule(*tensors, g, c)[1])(gammas, corrections)
-    tables = torch.stack([tensors[0], 2 * tensors[0]])
-    both = torch.func.vmap(lambda old: rule(old, *tensors[1:], 0.3, 0.4)[1])(tables)
-    for found, weights in zip(many, WEIGHTS, strict=True):
-        np.testing.assert_allclose(found, hand(OLD, SEEN, FRESH, PREVIOUS, *weights)[1], atol=1e-12)
-    for found, factor in zip(both, (1, 2), strict=True):
-        expected = hand(factor * OLD, SEEN, FRESH, PREVIOUS, 0.3, 0.4)[1]
-        np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
 def test_values_that_have_no_weight_cost_no_digits():
     """A difference with a far old or previous value would swallow the fresh one."""
     fresh, far = torch.tensor([[0.001], [-3e-5]]), torch.tensor([[500.0], [500.0]])

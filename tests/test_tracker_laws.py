@@ -123,13 +123,6 @@ def test_theory_correction_cancels_the_direction_of_motion_exactly():
         assert gap.min() > 1e-3, "only the theory value does"
 
 
-def test_the_tracking_error_in_its_limits() -> None:
-    law = expected_tracking_error
-    at_limit = law(1.0, 5, 5, drift=0.3, value_noise=2.0, samples=2)
-    assert at_limit == 4.0 / 2, "all blocks, gamma = 1: the noise of the batch"
-    assert law(1.0, 5, 4, drift=0.3, correction=0.0) > 0
-
-
 @pytest.mark.parametrize(("size", "steps"), [(8000, 3), (8000, 12), (2000, 40)])
 @pytest.mark.parametrize("gamma", ["auto", 0.3, 1.0])
 def test_the_error_of_noisy_values_that_drift_is_known_from_few_visits(gamma, size, steps):

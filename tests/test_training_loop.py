@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -369,29 +368,11 @@ def test_steps_on_another_loss_come_first():
 
 # --- torch.compile ----------------------------------------------------------------------------
 
-has_compiler = any(shutil.which(name) for name in ("cc", "gcc", "g++", "clang", "cl"))
-
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
     yield
     torch.compiler.reset()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not has_compiler, reason="inductor needs a C compiler")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports
-def test_compiled_model():
-    ours, optimizer, hand, other = pair(sgd)
-    compiled = torch.compile(ours.model, backend="inductor")
-    for batch in batches(15):
-        x, y, group = batch
-        loss = ours.objective(lambda x=x, y=y: softplus(-y * compiled(x)), group)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        step(hand, [other], batch)
-    assert_same(ours, hand)
 
 
 def test_compiled_model_given_to_the_objective():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import runpy
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from integration_cases import GROUPS, distance, dro, run_on_two_ranks, sgd
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -33,10 +33,9 @@ pytestmark = [
 ]
 
 
-GROUPS, BATCH, SAMPLES, EPOCHS, SEED = 4, 8, 64, 2, 3
+BATCH, SAMPLES, EPOCHS, SEED = 8, 64, 2, 3
 PER_EPOCH = SAMPLES // BATCH
 NAMES = ["ann", "bob", "cyd", "dan"]
-RECENT = int(transformers.__version__.split(".")[0]) >= 5
 BY_LENGTH = (  # named so since 5.2
     {"train_sampling_strategy": "group_by_length"}
     if "train_sampling_strategy" in transformers.TrainingArguments.__dataclass_fields__
@@ -68,17 +67,6 @@ def bert(dropout: float = 0.1) -> Any:
         attention_probs_dropout_prob=dropout,
     )  # fmt: skip
     return transformers.BertForSequenceClassification(config).double()
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.7)
-
-
-def dro(model: nn.Module, optimizer: Any) -> fcco.CVaRGroupDRO:
-    """A wide smoothing: the weight of each group depends on u, so a wrong u cannot hide."""
-    return fcco.CVaRGroupDRO(
-        model, optimizer, GROUPS, ratio=0.5, smoothing=1.0, gamma=0.3, correction=0.6
-    )
 
 
 def arguments(folder: Path | str, **options: Any) -> Any:
@@ -142,11 +130,6 @@ def plain(accumulate: int = 1, momentum: bool = True, dropout: float = 0.1) -> t
     return model, objective
 
 
-def distance(one: nn.Module, two: nn.Module) -> float:
-    pairs = zip(one.parameters(), two.parameters(), strict=True)
-    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
-
-
 def assert_same(trainer: RobustTrainer, expected: tuple[Any, Any], tolerance: float = 0.0) -> None:
     model, objective = expected
     ours: Any = trainer.objective
@@ -165,55 +148,6 @@ def test_with_the_optimizer_of_the_trainer(tmp_path):
     trainer = robust(tmp_path, optim="sgd", learning_rate=0.3, gradient_accumulation_steps=2)
     trainer.train()
     assert_same(trainer, plain(2, momentum=False))
-
-
-class Gradients(transformers.TrainerCallback):
-    """The gradient of the first step."""
-
-    def __init__(self) -> None:
-        self.first: list[Tensor] = []
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if not self.first:
-            self.first = [p.grad.clone() for p in given["model"].parameters()]
-
-
-class Naive(transformers.Trainer):
-    """`compute_loss` overridden and no more."""
-
-    objective: Any
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        group = inputs.pop("group")
-        return loss_of(self.objective, model, {**inputs, "group": group})
-
-
-@pytest.mark.skipif(not RECENT, reason="transformers 4 divides such a loss itself")
-def test_a_bare_compute_loss_gives_a_multiple_of_the_gradient(tmp_path):
-    """What RobustTrainer is for: the comparisons above would notice."""
-    group = [group_of(each) for each in examples()]
-    batches = fcco.GroupBatchSampler(group, groups_per_batch=2, per_group=4, seed=SEED)
-    options = {"gradient_accumulation_steps": 2, "max_steps": 1}
-    model = bert(0.0)
-    naive = Naive(
-        model, arguments(tmp_path, remove_unused_columns=False, **options),
-        train_dataset=examples(), optimizers=(sgd(model), None),  # type: ignore[arg-type]
-    )  # fmt: skip
-    naive.objective = dro(model, naive.optimizer)
-    naive.get_train_dataloader = lambda: DataLoader(  # type: ignore[method-assign]
-        examples(),  # type: ignore[arg-type]
-        batch_sampler=batches,
-        collate_fn=collate,  # type: ignore[arg-type]
-    )
-    trainer = robust(tmp_path, bert(0.0), **options)
-    found = []
-    for each in (naive, trainer):
-        gradients = Gradients()
-        each.add_callback(gradients)
-        each.train()
-        found.append(gradients.first)
-    for wrong, right in zip(*found, strict=True):
-        torch.testing.assert_close(wrong, 2 * right, rtol=1e-12, atol=1e-15)
 
 
 # --- checkpoints --------------------------------------------------------------------------------
@@ -438,16 +372,6 @@ def test_examples_set_apart_of_overlapping_groups_and_without_one(tmp_path):
     trainer.train()
     objective: Any = trainer.objective
     assert bool(objective.term.tracker.seen.all())
-
-
-def test_the_order_of_the_trainer(tmp_path):
-    """`sampler=None`: every example once in an epoch, with its group."""
-    trainer = robust(tmp_path, sampler=None, groups_per_batch=None)
-    seen = [row for batch in batches_of(trainer) for row in batch["input_ids"].tolist()]
-    assert sorted(seen) == sorted(each["input_ids"] for each in examples())
-    trainer.train()
-    losses = trainer.objective.group_losses()  # type: ignore[union-attr]
-    assert losses.isfinite().all()
 
 
 def test_labels_may_be_the_groups(tmp_path):
@@ -824,11 +748,7 @@ def worker(out: str) -> None:
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     """DDP equals one process on the global batch, and each rank gets its half of it."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launch, __file__, str(tmp_path / "out")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_two_ranks(__file__, tmp_path / "out")
     results = [torch.load(tmp_path / f"out{rank}") for rank in range(2)]
     model, objective = plain(2, dropout=0.0)
     expected = {"robust": model, "constrained": plain_constrained("sonex", dropout=0.0)[0]}

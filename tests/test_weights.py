@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from typing import Any
 
@@ -306,19 +305,6 @@ def test_a_bad_loss_that_is_skipped_moves_no_weight(bad):
     assert skipping.group_losses().isnan().all() and skipping.cvar().isnan()
     take_step(skipping, lambda: torch.stack([model.w[0], model.w[1] + bad]), torch.tensor([0, 1]))
     assert skipping.group_losses().isnan().tolist() == [False, True, True]
-
-
-def test_loading_a_state_drops_an_open_step_and_moves_the_weights_once():
-    model = Point([1.0, 2.0])
-    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.0), 2, step=0.2)
-    state = copy.deepcopy(objective.state_dict())
-    objective(lambda: 5 * model.w)
-    objective.load_state_dict(state)
-    assert objective.group_weights().tolist() == [0.5, 0.5]
-    objective.close()
-    assert objective.group_weights().tolist() == [0.5, 0.5], "the call was before the loading"
-    take_step(objective, lambda: model.w)
-    assert objective.group_weights()[1].item() == pytest.approx(1 / (1 + np.exp(-0.2)))
 
 
 def test_weights_keep_their_precision():

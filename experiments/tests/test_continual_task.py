@@ -112,7 +112,6 @@ def test_the_task_names_methods_and_backbones_that_do_not_fit() -> None:
         ({"size": (0, 5)}, "height and a width"),
         ({"train": "all"}, "`train: all` needs an image and a text backbone"),
         ({"image_backbone": "resnet50"}, "give both or none"),
-        ({"precision": "float16"}, "`precision` may be bfloat16"),
     ],
 )
 def test_configs_that_cannot_be_trained(changes: dict[str, Any], said: str) -> None:

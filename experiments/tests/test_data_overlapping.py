@@ -162,7 +162,7 @@ def test_batches_draw_memberships_and_erm_draws_samples(path, frame, method):
     rows = {(x, y): k for k, (x, y) in enumerate(zip(frame["age"], frame["income"], strict=True))}
     counts = np.zeros((ROWS, 3))
     for _ in range(100):
-        for batch in (each for piece in run.draw() for each in piece if each is not None):
+        for batch in (each for each in run.draw() if each is not None):
             numbers = [rows[tuple(np.round(x, 3))] for x in batch.inputs.numpy()]
             assert batch.label.tolist() == [int(frame["bought"][k] == "yes") for k in numbers]
             if method != "erm":

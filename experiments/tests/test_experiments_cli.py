@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from fcco_experiments import config, data, environment, report, store, sweep, tasks
+from fcco_experiments.cli import main
 from fcco_experiments.cli.app import app
 from fcco_experiments.cli.display import Display
 from fcco_experiments.run import engine
@@ -53,6 +54,12 @@ def fcco(*arguments: str, code: int = 0) -> Any:
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done
+
+
+def test_a_process_of_torchrun_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="without torchrun"):
+        main()
 
 
 def process(*arguments: str, slow: float) -> subprocess.Popen[str]:

@@ -420,9 +420,3 @@ PLAIN = ["sweep", "toy_task:TASK", *SWEEP[2:]]
 )
 def test_options_that_do_not_fit(words, said):
     assert said in fcco(*words, code=2).stderr
-
-
-def test_fleets_are_for_one_process(monkeypatch):
-    for key, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "x"}.items():
-        monkeypatch.setenv(key, value)
-    assert "leave torchrun out" in fcco(*SWEEP, code=2).stderr

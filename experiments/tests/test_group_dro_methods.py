@@ -64,7 +64,6 @@ def test_what_is_refused(method, said):
     [
         ({"ratio": 0.0}, "`ratio` must be in"),
         ({"batch": 10, "groups_per_batch": 4}, "multiple of groups_per_batch = 4"),
-        ({"accumulate": 3}, "must divide groups_per_batch = 4"),
         ({"decay": 0.0}, "`decay` must be in"),
         ({"size": (0, 3)}, "height and a width"),
         ({"hidden": (0,)}, "widths from 1"),

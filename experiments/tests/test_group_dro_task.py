@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import backbones, compare, data, distributed, store, sweep, tasks
+from fcco_experiments import backbones, compare, data, environment, store, sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
 from fcco_experiments.data.grouped import Vectors
@@ -94,7 +94,7 @@ def test_features_of_a_frozen_backbone_are_made_once(faces):
 def test_a_backbone_is_trained_end_to_end_with_every_option(faces):
     words = ("run", "group-dro", *FACES, *SONEX, "--train", "all")
     words = (*words, "--epochs", 1, "--schedule", "constant", "--json")
-    options = ("--recompute", "--accumulate", 2, "--precision", "bfloat16", "--spectrum")
+    options = ("--recompute", "--precision", "bfloat16", "--spectrum")
     plain = last(call(*words, "--out", faces / "a"))["sonex"]
     mixed = last(call(*words, *options, "--out", faces / "b"))["sonex"]
     assert mixed["gram_smallest_with_s"]["mean"] >= mixed["gram_smallest"]["mean"] >= 0
@@ -157,8 +157,8 @@ def test_the_summary_of_the_data_reaches_the_rows(monkeypatch):
 
 @pytest.mark.parametrize(("place", "number"), [("cpu", 7), ("cuda", 1)])
 def test_runs_do_not_share_a_gpu_unless_asked_to(monkeypatch, place, number):
-    monkeypatch.setattr(workers, "available_cores", lambda: 7)
-    monkeypatch.setattr(distributed, "device", lambda wanted: torch.device(place))
+    monkeypatch.setattr(environment, "available_cores", lambda: 7)
+    monkeypatch.setattr(environment, "device", lambda wanted: torch.device(place))
     config = GroupDRO(data="grouped-synthetic", epochs=1, methods=METHODS, seeds=(0, 1))
     specs = compare.plan("group-dro", "name", config).specs
     assert workers.processes(specs, None) == number and workers.processes(specs, 3) == 3

@@ -157,7 +157,6 @@ def test_mistakes_are_said_before_anything_is_trained(here):
         ((*made, "--warm", "1"), "`warm` must be in [0, 1)"),
         ((*made, "--positives", "64"), "`positives` must be below batch = 64"),
         ((*made, "--backbone", "minilm"), "takes data of the kind text"),
-        ((*made, "--precision", "float16"), "float32 or bfloat16"),
         ((*own, "y"), "`label` must have two values but has 3"),
         ((*own, "z", "--group", "y"), "`group` is the query of a row"),
         ((*own, "y", "--setting", "lists"), "say which column is the query"),

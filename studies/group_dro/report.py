@@ -140,11 +140,11 @@ def samples(runs: Sequence[Run], target: float) -> dict[str, float | None]:
 
     From curves after each epoch, straight between them; None where it never is.
     """
-    return {
-        name: _reached([fmean(values) for values in zip(*(r["curve"] for r in own), strict=True)],
-                       target)
+    curves = {
+        name: [fmean(values) for values in zip(*(run["curve"] for run in own), strict=True)]
         for name, own in by_name(runs, HEADS).items()
-    }  # fmt: skip
+    }
+    return {name: _reached(curve, target) for name, curve in curves.items()}
 
 
 def samples_table() -> list[list[str]]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fcco.groups import PositiveBatchSampler
-from studies.runner import Job, Result
+from studies.runner import Job
 
 from . import methods
 from .problems import METRICS, Part, Problem, load, metrics_of
@@ -29,16 +28,6 @@ STEPS = {"ranking": 600}
 USUAL_STEPS = 1200
 
 Look = Callable[[Callable[[Tensor], Tensor], int], None]
-
-
-@dataclass(frozen=True)
-class Figures(Result):
-    """By metric: the best value on validation data, that checkpoint's on test data, its step."""
-
-    val: dict[str, float]
-    test: dict[str, float]
-    step: dict[str, int]
-    seconds: float
 
 
 def network(features: int, width: int = 256) -> nn.Module:
@@ -69,31 +58,35 @@ def batches(train: Part, plain: bool, seed: int) -> Iterator[Tensor]:
         yield from map(torch.tensor, sampler)
 
 
-def run(job: Job, arrays: Path | None = None) -> Figures:
-    """Train as the job says; its problem is `DATA` or `DATA / METRIC`, its steps `evaluations`."""
+def run(job: Job) -> dict[str, Any]:
+    """Train as the job says; its problem is `DATA` or `DATA / METRIC`, its steps `evaluations`.
+
+    By metric: the best value on validation data (`val`), that checkpoint's on test data, its step.
+    """
     torch.set_num_threads(1)
     start = time.perf_counter()
     data, _, metric = job.problem.partition(" / ")
-    problem = load(data, arrays, job.seed)
+    problem = load(data, job.seed)
     wanted = [metric] if metric else metrics_of(data)
     method = methods.METHODS[wanted[0]][job.method]
-    best: dict[str, tuple[float, float, int]] = {}
+    found: dict[str, Any] = {"val": {}, "test": {}, "step": {}}
 
     def look(predict: Callable[[Tensor], Tensor], step: int) -> None:
         ahead, on_test = predict(problem["validation"].x), None
         for name in wanted:
             figure = METRICS[name]
             value = figure(problem["validation"], ahead) if ahead.isfinite().all() else math.nan
-            if name not in best or value > best[name][0]:
+            if name not in found["val"] or value > found["val"][name]:
                 on_test = predict(problem["test"].x) if on_test is None else on_test
-                best[name] = value, figure(problem["test"], on_test), step
+                ends = (value, figure(problem["test"], on_test), step)
+                for key, end in zip(("val", "test", "step"), ends, strict=True):
+                    found[key][name] = end
 
     if method.build is None:
         trees(problem["train"], job, look)
     else:
         train(problem, metric, method, job, job.evaluations or STEPS.get(data, USUAL_STEPS), look)
-    val, test, step = ({name: found[i] for name, found in best.items()} for i in range(3))
-    return Figures(val, test, step, round(time.perf_counter() - start, 2))  # type: ignore[arg-type]
+    return found | {"seconds": round(time.perf_counter() - start, 2)}
 
 
 def train(

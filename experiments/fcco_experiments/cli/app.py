@@ -139,8 +139,8 @@ def sweep(context: typer.Context, **given: Any) -> None:
     The best on validation data go to winners.yaml, a config for `fcco compare`. Runs of a task
     that can do so (fairness) are trained together, thousands at a time on a GPU.
     """
-    from .. import distributed, tasks
     from .. import sweep as sweeps
+    from .. import tasks
 
     task, device, grid = given["task"], given["device"], given["grid"]
     pairs = o.extras(context)
@@ -169,10 +169,9 @@ def sweep(context: typer.Context, **given: Any) -> None:
     )
     folder = request.folder(given["out"], "sweep")
     _, code = _train(given, plan, folder, hidden="test", fleets=fleets)
-    if distributed.is_first():
-        final = request.config.seeds
-        _interruptible(folder, lambda: sweeps.choose(folder, chosen, final))
-        _conclude(folder, given)
+    final = request.config.seeds
+    _interruptible(folder, lambda: sweeps.choose(folder, chosen, final))
+    _conclude(folder, given)
     raise typer.Exit(code)
 
 
@@ -270,12 +269,12 @@ command(
 
 def _compare(context: typer.Context, request: o.Request, out: Path) -> None:
     """Train and conclude; exit with 1 when a run failed, or all diverged."""
-    from .. import compare, distributed
+    from .. import compare
 
     task = context.params["task"]
     plan = compare.plan(task, request.name, request.config, quick=request.quick)
     failed, code = _train(context.params, plan, out)
-    if distributed.is_first() and failed < len(plan.specs):
+    if failed < len(plan.specs):
         _conclude(out, context.params)
     raise typer.Exit(code)
 
@@ -287,11 +286,8 @@ def _train(
     hidden: str | None = None,
     fleets: Any = None,
 ) -> tuple[int, int]:
-    """Train; the number of runs that failed, and the exit code. It exits with 130 on Ctrl-C.
-
-    Of several processes (torchrun) the first alone shows progress; each shows its failures.
-    """
-    from .. import compare, distributed, environment, tasks
+    """Train; the number of runs that failed, and the exit code. It exits with 130 on Ctrl-C."""
+    from .. import compare, environment, tasks
     from .data import fetching
     from .display import Display
 
@@ -302,17 +298,14 @@ def _train(
             raise ConfigError(f"--data-folder: there is no folder {folder}.")
         os.environ["FCCO_DATA"] = str(folder.resolve())  # for the workers, too
 
-    if given.get("ray") is not None:
-        if given["workers"] is not None:
-            raise ConfigError("--workers are processes of this machine: leave it out, or --ray.")
-        if distributed.is_launched():
-            raise ConfigError("Ray starts its own processes: leave torchrun out, or --ray.")
-    quiet = given["quiet"] or not distributed.is_first()
+    if given.get("ray") is not None and given["workers"] is not None:
+        raise ConfigError("--workers are processes of this machine: leave it out, or --ray.")
+    quiet = given["quiet"]
     metrics = [] if quiet else tasks.get(plan.task).page(plan.config).metrics
     figures = [m.key for m in metrics if m.headline and not (hidden and m.key.startswith(hidden))]
     display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, figures=figures)
     try:
-        with distributed.process_group(plan.config.preferred_device or "cpu"), display:
+        with display:
             outcomes = compare.execute(
                 plan,
                 out,
@@ -336,7 +329,7 @@ def _train(
         text = f"{failed} of {len(kinds)} runs failed, see above."
     elif set(kinds) == {"diverged"}:
         text = "All runs diverged: try a smaller learning rate, and look at the data for outliers."
-    if text and distributed.is_first():
+    if text:
         typer.echo(printable(text), err=True)
     if stopped:
         raise typer.Exit(o.INTERRUPTED)

@@ -60,7 +60,6 @@ class Command(TyperCommand):
         formatter.buffer = [re.sub(r"<(str|path)>", lambda match: " " * len(match[0]), text)]
 
     def invoke(self, ctx: Any) -> Any:
-        from .. import distributed
         from ..run.jobs import LoadError
         from ..store import FolderError
 
@@ -80,8 +79,7 @@ class Command(TyperCommand):
             text, cause = f"{error.filename}: {error.strerror}.", error
         except KeyboardInterrupt as error:
             text, cause, code = "Interrupted.", error, INTERRUPTED
-        if distributed.is_first():  # of the processes of torchrun
-            typer.echo(printable(f"Error: {text}"), err=True)
+        typer.echo(printable(f"Error: {text}"), err=True)
         raise typer.Exit(code) from cause
 
 
@@ -342,13 +340,6 @@ def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
         raise ConfigError(f"--device must be auto, cpu or cuda but is: {device}.")
     if reason is not None:
         return None
-    from .. import distributed
     from ..run.fleets import Fleets
-
-    if distributed.is_launched():
-        raise ConfigError(
-            "Runs are trained together by one process: leave torchrun out. On several machines: "
-            "--ray. One by one, each on all processes: --no-fleet."
-        )
 
     return Fleets(device or "auto", given["chunk"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 import time
@@ -10,12 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import distributed, environment, store, tasks
+from fcco import NonFiniteValue
+
+from .. import environment, store, tasks
 from ..config import dump, plain
 from ..store import Event, FolderError, Kind, Outcome, RunSpec
 from ..task import FleetTraining, Problem, Row, Task, Training
 from . import checkpoint
-from .ranks import Consensus, Diverged, fingerprint
 
 Tell = Callable[[Event], None]
 
@@ -58,18 +58,13 @@ def train(
 
     With `resume` a run goes on from its checkpoint, if there is one, and a finished one is left as
     it is. `stop` is asked after each step; when true, the run saves itself and ends.
-
-    On several ranks all of them call this with the same arguments. Rank 0 checks, writes and sends
-    events; its errors are raised on all. They stop when any of them is asked to.
     """
-    result = distributed.run_on_first(lambda: finished_result(spec, folder, resume=resume))
+    result = finished_result(spec, folder, resume=resume)
     if result is not None:
         return outcome_of(spec.label, result)
     task = tasks.get(spec.task)
-    if problem is None:
-        problem = distributed.run_on_all(lambda: task.load(spec.config))
-    with contextlib.ExitStack() as lock:
-        distributed.run_on_first(lambda: lock.enter_context(store.locked(folder)))
+    problem = problem or task.load(spec.config)
+    with store.locked(folder):
         return _Run(spec, folder, task, problem, on_event, stop).go(tensorboard)
 
 
@@ -77,6 +72,10 @@ def outcome_of(label: str, result: Mapping[str, Any]) -> Outcome:
     """How a run with this result ended."""
     reason = result["diverged"]
     return Outcome(label, "finished" if reason is None else "diverged", reason or "")
+
+
+class _Diverged(Exception):
+    """A figure of an evaluation is not finite."""
 
 
 class _Run:
@@ -92,14 +91,13 @@ class _Run:
         stop: Callable[[], bool],
     ) -> None:
         self.spec, self.folder, self.task = spec, folder, task
-        self.first, self.on_event = distributed.rank() == 0, on_event
-        self.data = distributed.run_on_all(lambda: fingerprint(problem))
+        self.on_event, self.stop = on_event, stop
+        self.data = problem.fingerprint()
         self.step, self.seconds, self.rows = 0, 0.0, list[Row]()
         checkpoint.seed_all(spec.seed)
         self.training: Training = problem.start(spec.method, spec.seed)
         self.total = spec.config.epochs * self.training.steps_per_epoch
         self.board: Any = None  # a SummaryWriter
-        self.consensus = Consensus(stop)
 
     @property
     def epoch(self) -> float:
@@ -107,17 +105,17 @@ class _Run:
 
     def go(self, tensorboard: bool) -> Outcome:
         self._load()
-        if self.first:
-            self._begin(tensorboard)
+        self._begin(tensorboard)
         self._tell("started")
         try:
             if self._loop():
                 self._tell("stopped")
                 return Outcome(self.spec.label, "stopped")
-            end = store.clean(self.consensus.run(self.training.finish, self.step))
-        except Diverged as reason:
-            self.step = reason.step
+            end = store.clean(self.training.finish())
+        except _Diverged as reason:
             return self._end({}, str(reason))
+        except (FloatingPointError, NonFiniteValue) as reason:
+            return self._end({}, f"after {self.step} steps: {reason}")
         finally:
             if self.board is not None:
                 self.board.close()
@@ -160,8 +158,9 @@ class _Run:
             last = made == self.total
             evaluate = last or made % (config.evaluate_every * per_epoch) == 0
             due = last or made % (config.checkpoint_every * per_epoch) == 0
-            asked = self.consensus.step(self.training.step, self.step, evaluate or due)
-            self.step, save = made, asked or due
+            self.training.step()
+            self.step, asked = made, self.stop()
+            save = asked or due
             now = time.perf_counter()
             if evaluate or save:
                 self.seconds += now - start
@@ -178,48 +177,38 @@ class _Run:
         return False
 
     def _evaluate(self) -> None:
-        figures = self.consensus.run(self.training.evaluate, self.step)
+        figures = self.training.evaluate()
         figures = {key: store.to_list(value) for key, value in figures.items()}
         row = evaluation(self.training, self.step, self.seconds, figures)
-        row = distributed.broadcast(row)
         wrong = [key for key, value in row.items() if not _is_finite(value)]
         if wrong:
-            raise Diverged(f"not finite at epoch {self.epoch:g}: {', '.join(wrong)}", self.step)
+            raise _Diverged(f"not finite at epoch {self.epoch:g}: {', '.join(wrong)}")
         self.rows.append(row)
-        if self.first:
-            store.write_rows(self.folder / store.METRICS, self.rows)
+        store.write_rows(self.folder / store.METRICS, self.rows)
         if self.board is not None:
             self._add_scalars(row)
 
     def _save(self) -> None:
-        generators = distributed.all_gather(checkpoint.random_state())
-        if self.first:
-            content = {
-                "step": self.step,
-                "seconds": self.seconds,
-                "rows": self.rows,
-                "training": self.training.state_dict(),
-                "fingerprint": self.data,
-                "spec": self.spec.plain(),
-                "random": generators,
-            }
-            checkpoint.write(self.folder / store.CHECKPOINT, content)
+        content = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "rows": self.rows,
+            "training": self.training.state_dict(),
+            "fingerprint": self.data,
+            "spec": self.spec.plain(),
+            "random": checkpoint.random_state(),
+        }
+        checkpoint.write(self.folder / store.CHECKPOINT, content)
 
     def _load(self) -> None:
         """Go on from the checkpoint, if there is one."""
         path, warn = self.folder / store.CHECKPOINT, lambda text: self._tell("note", text)
-        saved = distributed.run_on_first(
-            lambda: checkpoint.read(path, self.spec.differences, self.data, warn)
-        )
+        saved = checkpoint.read(path, self.spec.differences, self.data, warn)
         if saved is None:
             return
-        rank, generators = distributed.rank(), saved["random"]
         self.training.load_state_dict(saved["training"])
         self.step, self.seconds, self.rows = saved["step"], saved["seconds"], saved["rows"]
-        # All ranks were seeded alike: one that was not there before takes the place of the first.
-        checkpoint.restore_random(
-            generators[rank if rank < len(generators) else 0]
-        )  # last: loading may draw
+        checkpoint.restore_random(saved["random"])  # last: loading may draw
 
     def _end(self, end: Row, diverged: str | None) -> Outcome:
         result = result_of(
@@ -227,19 +216,17 @@ class _Run:
             seconds=self.seconds, samples=self.step * self.training.samples_per_step,
             fingerprint=self.data,
         )  # fmt: skip
-        if self.first:
-            store.write_json(self.folder / store.RESULT, result)
-            (self.folder / store.PREVIOUS).unlink(missing_ok=True)
+        store.write_json(self.folder / store.RESULT, result)
+        (self.folder / store.PREVIOUS).unlink(missing_ok=True)
         outcome = outcome_of(self.spec.label, result)
         self._tell(outcome.kind, outcome.text)
         return outcome
 
     def _tell(self, kind: Kind, text: str = "") -> None:
-        if self.first:
-            last = self.rows[-1] if self.rows else {}
-            figures = {key: value for key, value in last.items() if isinstance(value, float)}
-            epochs = self.spec.config.epochs
-            self.on_event(Event(kind, self.spec.label, self.epoch, epochs, figures, text))
+        last = self.rows[-1] if self.rows else {}
+        figures = {key: value for key, value in last.items() if isinstance(value, float)}
+        epochs = self.spec.config.epochs
+        self.on_event(Event(kind, self.spec.label, self.epoch, epochs, figures, text))
 
 
 def epochs_of(step: int, per_epoch: int) -> float:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from .. import distributed, environment, store, tasks
+from .. import environment, store, tasks
 from ..config import from_plain
 from ..store import FLEET_FOLDER, FLEET_LINES, Event, FolderError, Kind, Outcome, RunSpec
 from ..task import FleetTraining, Method, Problem, Row
@@ -342,7 +342,7 @@ class Fleet(Job):
         ]  # fmt: skip
 
     def do(self, problem: Problem, tell: Tell, stop: Stop) -> list[Outcome]:
-        place = distributed.device(self.device)
+        place = environment.device(self.device)
         with _prepared(place):
             return _Fleets(self, problem, place, tell, stop).run()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import distributed, store, tasks
+from .. import store, tasks
 from ..store import FAILURE, Event, FolderError, Outcome, RunSpec
 from ..task import Problem, Progress
 from . import engine
@@ -100,7 +100,7 @@ class Run(Job):
         return self.specs[0].label
 
     def do(self, problem: Problem, tell: Tell, stop: Stop) -> list[Outcome]:
-        """Train. A failure is an outcome, but a rank that alone has failed cannot go on."""
+        """Train. A failure is an outcome."""
         (spec,) = self.specs
         folder = spec.folder(self.out)
         try:
@@ -111,15 +111,7 @@ class Run(Job):
             )  # fmt: skip
         except Exception as error:
             text = str(error) or type(error).__name__
-            shared = distributed.raised_on_all(error)
-            if distributed.lost_connection(error):  # the rank that caused it reports it
-                raise distributed.OutOfStep("the connection to another process was lost") from error
-            if not shared:
-                text += f" (rank {distributed.rank()} of {distributed.world_size()})"
-            if distributed.rank() == 0 or not shared:
-                details = keep_traceback(folder / FAILURE, error)
-                tell(Event("failed", spec.label, text=text, details=details))
-            if not shared:
-                raise distributed.OutOfStep(text) from error
+            details = keep_traceback(folder / FAILURE, error)
+            tell(Event("failed", spec.label, text=text, details=details))
             ended = Outcome(spec.label, "failed", text)
         return [ended]

@@ -12,11 +12,11 @@ from typing import Any
 
 from fcco import __version__
 
-from .. import distributed, environment, store, tasks
+from .. import environment, store, tasks
 from ..config import ConfigError, from_plain, plain
 from ..store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
 from ..task import Experiment, Problem, Progress
-from . import engine, jobs, ranks, workers
+from . import engine, jobs, workers
 from .fleets import Fleets
 
 
@@ -75,19 +75,16 @@ def execute(
         fleets: trains the runs that a fleet can hold together.
         ray: the address of a Ray cluster that trains, with `out` on a path that all machines see.
     """
-    distributed.run_on_all(lambda: ranks.check_same_plan(plan.specs))
     with contextlib.ExitStack() as lock:
-        meta, done_before = distributed.run_on_first(
-            lambda: _open(plan, out, resume, overwrite, lock)
-        )
+        meta, done_before = _open(plan, out, resume, overwrite, lock)
         todo = [spec for spec in plan.specs if spec.label not in done_before]
         problem: Problem | None = None
         if todo and (ray is None or fleets is not None):  # else each machine of Ray fetches its own
             with fetching or contextlib.nullcontext(lambda *download: None) as progress:
-                problem = distributed.run_on_each_machine(lambda: jobs.fetch(todo[0], progress))
+                problem = jobs.fetch(todo[0], progress)
         if fleets is None and workers.processes(todo, workers_) > 1:
             problem = None  # each process loads its own
-        distributed.run_on_first(lambda: _begin(out, meta, overwrite))
+        _begin(out, meta, overwrite)
         for label in done_before:
             on_event(Event("finished", label, text="was finished"))
         ended = workers.run(

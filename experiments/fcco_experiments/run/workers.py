@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import distributed
-from ..environment import available_cores
+from .. import environment
 from ..store import Event, Outcome, RunSpec
 from ..task import Problem
 from .cluster import Cluster
@@ -47,13 +46,11 @@ def run(
     On Ctrl-C (or SIGTERM, SIGHUP) every run under way ends its step, saves itself and is
     `"stopped"`, as are those not begun. A second Ctrl-C kills.
 
-    On several ranks (torchrun) the runs come one after another, each on all ranks.
-
     Args:
         specs: of one experiment.
         out: folder of the comparison.
         workers: processes; unless given, as many as this process has cores, or one on a GPU,
-            whose memory they would share; 1 works in this process, as several ranks always do.
+            whose memory they would share; 1 works in this process.
         resume: go on from checkpoints.
         tensorboard: whether to write scalars for TensorBoard.
         on_event: called with each event, in this process.
@@ -81,7 +78,7 @@ def run(
         else:
             for job in jobs:
                 outcomes += [] if stop() else job.do(problem, tell, stop)  # type: ignore[arg-type]
-            if alone and not distributed.any_rank(stop()):
+            if alone and not stop():
                 number = processes([job.specs[0] for job in alone], workers)
                 if number > 1:
                     outcomes += _Pool(deque(alone), tell, stop, number).run()
@@ -93,11 +90,11 @@ def run(
 
 def processes(specs: Sequence[RunSpec], workers: int | None) -> int:
     """How many processes `run` will start; 1 means none but this."""
-    if distributed.world_size() > 1 or not specs:
+    if not specs:
         return 1
     if workers is None:
-        device = distributed.device(specs[0].config.preferred_device or "cpu")
-        workers = 1 if device.type == "cuda" else available_cores()
+        device = environment.device(specs[0].config.preferred_device or "cpu")
+        workers = 1 if device.type == "cuda" else environment.available_cores()
     return min(workers, len(specs))
 
 
@@ -108,9 +105,9 @@ def _run_here(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # another number may round differently
     try:
-        loaded = distributed.run_on_all(lambda: problem or load(jobs[0].specs[0], tell))
+        loaded = problem or load(jobs[0].specs[0], tell)
         for job in jobs:
-            if distributed.any_rank(stop()):
+            if stop():
                 break
             outcomes += job.do(loaded, tell, stop)
     finally:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import backbones, distributed
+from .. import backbones, environment
 from ..data.grouped import GroupedData, GroupedPart, Samples, Vectors
 from ..task import Problem, Progress
 from .base import OnMachine, perceptron
@@ -115,7 +115,7 @@ class NetworkProblem(Problem):
                 f"{config.data} is of the kind {data.kind}."
             )
         self.config, self.data, self.outputs = config, data, outputs
-        self.device = distributed.device(config.device)
+        self.device = environment.device(config.device)
         self.samples = self._samples(progress)
         self._parts: dict[int, Mapping[str, GroupedPart]] = {}
 

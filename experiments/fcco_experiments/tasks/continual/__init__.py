@@ -64,7 +64,7 @@ class ContinualTask(BaseTask):
         for number, seed in enumerate(config.seeds):
             if progress is not None:
                 progress("old models", number, len(config.seeds))
-            problem.make_old(seed)  # the first rank of a machine alone is here
+            problem.make_old(seed)
         return problem
 
     def wrong(self, config: Any) -> Iterator[tuple[tuple[str, ...], str]]:

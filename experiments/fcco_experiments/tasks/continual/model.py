@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fcco._distributed import Group
 from fcco.continual import TaskHeads
 
 from ...data.grouped import Samples
@@ -108,7 +107,6 @@ class Continual(Scheduled, OnMachine):
             (min(self.size) > 0, f"`size` must be a height and a width but is: {self.size}"),
             (alike or not bare, "`image_backbone`, `text_backbone`: give both or none of them"),
             (not bare or self.train != "all", "`train: all` needs an image and a text backbone"),
-            (self.precision != "float16", "`precision` may be bfloat16 here, not float16"),
         ):
             if not valid:
                 raise ValueError(f"{wanted}.")
@@ -215,7 +213,7 @@ def made_up(words: Sequence[str], width: int = 32) -> Tensor:
 
 
 class Encoder:
-    """From samples and texts to unit vectors, by a `TwoBackbones`, perhaps wrapped for ranks."""
+    """From samples and texts to unit vectors, by a `TwoBackbones`."""
 
     def __init__(self, problem: ContinualProblem, model: nn.Module) -> None:
         self.config, self.device, self.model = problem.config, problem.device, model
@@ -233,10 +231,8 @@ class Encoder:
         """Scores of the classes from unit vectors: cosines over the temperature."""
         return images @ prompts.T / self.config.temperature
 
-    def all(
-        self, samples: Samples, rows: Tensor, texts: Tensor, group: Group | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Vectors of rows of the samples and of texts by id; ranks of a group share the work."""
+    def all(self, samples: Samples, rows: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors of rows of the samples and of texts by id."""
         read = torch.empty(0)
 
         def seen(inputs: Tensor, _: Tensor) -> Tensor:
@@ -244,5 +240,5 @@ class Encoder:
             vectors, read = self(inputs, texts)
             return vectors
 
-        vectors = per_sample(self.config, samples, rows, self.device, seen, group)
+        vectors = per_sample(self.config, samples, rows, self.device, seen)
         return vectors, read

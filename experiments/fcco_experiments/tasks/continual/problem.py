@@ -20,7 +20,7 @@ import fcco
 from fcco._files import DamagedFile, read_values, write_values
 from fcco.groups import GroupBatchSampler
 
-from ... import backbones, data, distributed
+from ... import backbones, data, environment
 from ...data.grouped import (
     PARTS,
     GroupedData,
@@ -85,7 +85,7 @@ class ContinualProblem(Problem):
 
     def __init__(self, config: Continual, progress: Progress | None = None) -> None:
         self.config, self._progress = config, progress
-        self.device = distributed.device(config.device)
+        self.device = environment.device(config.device)
         self.data = load(config, progress)
         # The class of each row, from the parts of any seed: together they are all rows.
         label = torch.zeros(len(self.data.samples), dtype=torch.int64)
@@ -244,9 +244,9 @@ class ContinualProblem(Problem):
     # The old model.
 
     def old_model(self, seed: int) -> TwoBackbones:
-        """The model that every method starts from: given, or trained first, by rank 0 alone."""
+        """The model that every method starts from: given, or trained first."""
         if seed not in self._old:
-            self._old[seed] = distributed.run_on_first(lambda: self.make_old(seed))
+            self._old[seed] = self.make_old(seed)
         model = self.network(seed)
         try:
             model.load_state_dict(self._old[seed])
@@ -311,7 +311,7 @@ class ContinualProblem(Problem):
         objective = fcco.Compositional(model, optimizer, term, process_group=None)
         captions, batch = encoder.texts.captions[rows], min(config.old_batch, len(rows))
         sampler = GroupBatchSampler(
-            torch.zeros_like(rows), 1, batch, seed=seed, rank=0, world_size=1,
+            torch.zeros_like(rows), 1, batch, seed=seed,
             batches_per_epoch=-(-len(rows) // batch),
         )  # fmt: skip
         batches = loader(config, self.samples, rows, sampler, device)

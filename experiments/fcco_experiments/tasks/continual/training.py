@@ -11,11 +11,9 @@ from torch.nn.functional import cross_entropy
 
 import fcco
 from fcco import diagnostics
-from fcco._distributed import find_group
 from fcco.contrastive import log_means
 from fcco.groups import GroupBatchSampler
 
-from ... import strategy
 from ...task import Method, Row
 from ..base import PART_KEYS, BaseTraining, Batches, Stepped, check_method, make_optimizer
 from .model import Continual, Encoder
@@ -205,7 +203,7 @@ def changes(name: str, now: Classes, old: Classes, limit: float) -> Row:
 
 
 class Batch(NamedTuple):
-    """The samples of a batch, this rank's part of it."""
+    """The samples of a batch."""
 
     images: Tensor  # inputs of all samples, in the order of the three parts
     anchors: Tensor  # places of the target pairs in `ContinualTraining.target`
@@ -244,7 +242,6 @@ class ContinualTraining(BaseTraining):
         self.learned = problem.learned(seed)
         replays = method.method == "replay"
         self.others = (self.protected, self.label) if replays else self.learned
-        model = strategy.wrap(model, device)
         self.encoder = Encoder(problem, model)
         built = BuiltMethod(model, method, config, len(self.target), len(self.others[0]))
         number = len(config.protected)
@@ -318,7 +315,7 @@ class ContinualTraining(BaseTraining):
         figures = {}
         for name, part in self.parts.items():
             prompts = self.encoder.texts.prompts
-            seen, read = self.encoder.all(self.samples, part.rows, prompts, find_group())
+            seen, read = self.encoder.all(self.samples, part.rows, prompts)
             label = part.label.to(self.device)
             figures[name] = by_class(self.encoder.scores(seen, read), label), seen
         return figures

@@ -14,11 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from fcco import xrisk
-from fcco._distributed import find_group
 from fcco.groups import GroupBatchSampler
-from fcco.inputs import mean_loss
 
-from ... import strategy
 from ...data.grouped import GroupedPart, Samples
 from ...task import Method, Row
 from ..base import (
@@ -86,8 +83,6 @@ class XRisk(Scheduled, Networked):
                 f"`queries` must be at most {self.batch // 2}, so that a batch of {self.batch} "
                 f"has two rows of each, but is: {self.queries}."
             )
-        if self.precision == "float16":
-            raise ValueError("`precision` must be float32 or bfloat16 but is: float16.")
 
     @property
     def lists(self) -> bool:
@@ -332,7 +327,7 @@ class XRiskTraining(BaseTraining):
         self.samples, self.parts, self.values = samples, parts, values
         train = parts["train"]
         steps = -(-len(train) // config.batch)
-        model = strategy.wrap(model, device)
+        model = model.to(device)
         label = values[train.label]
         built = build(model, method, config, label, train.group if config.lists else None)
         # The places of each stream, in the training data.
@@ -370,8 +365,7 @@ class XRiskTraining(BaseTraining):
         objective, optimizer = self.built.objective, self.built.optimizer
         if objective is None or self.steps < self.warm_steps:
             inputs, (index,) = self.batches.plain.draw()
-            losses = self._loss(self._scores(inputs), self._label[index.to(self.device)])
-            loss = mean_loss(losses, find_group())
+            loss = self._loss(self._scores(inputs), self._label[index.to(self.device)]).mean()
         else:
             if self.steps == self.warm_steps:
                 # The squares that Adam keeps are those of other gradients, often far larger.
@@ -408,8 +402,8 @@ class XRiskTraining(BaseTraining):
         def own(inputs: Tensor, _: Tensor) -> Tensor:
             return self._scores(inputs).double().unsqueeze(1)
 
-        rows, ranks = part.rows, find_group()
-        return per_sample(self.config, self.samples, rows, self.device, own, ranks).squeeze(1).cpu()
+        found = per_sample(self.config, self.samples, part.rows, self.device, own)
+        return found.squeeze(1).cpu()
 
     def finish(self) -> Row:
         part = self.parts["test"]
