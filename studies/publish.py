@@ -1,15 +1,14 @@
 """Results as files of docs/results and as tables: what was measured, with what, at which commit.
 
-    python -m studies.publish     # figures of all published runs anew
+    python -m studies.publish     # which commit made the runs that pages read
 
-Runs were published before their figures were: the commit of each file of runs is told by git.
+Those runs were published without it: git tells the commit of their file.
 """
 
 from __future__ import annotations
 
 import functools
 import gzip
-import importlib
 import json
 import math
 import subprocess
@@ -172,12 +171,9 @@ def commit_of(file: Path) -> str:
 
 
 def main() -> None:
-    for name in ("estimators", "identities", "xrisk", "group_dro"):
-        part = "report" if name == "group_dro" else "__main__"
-        study = importlib.import_module(f"studies.{name}.{part}")
-        folder = RESULTS / name.replace("_", "-")
-        files = {file.name: commit_of(file) for file in sorted(folder.glob("*.jsonl.gz"))}
-        write(folder, {"runs": files, "figures": study.published_figures()})
+    for name in ("estimators", "group-dro", "identities", "small-batches", "xrisk"):
+        files = {file.name: commit_of(file) for file in sorted((RESULTS / name).glob("*.jsonl.gz"))}
+        write(RESULTS / name, {"runs": files})
 
 
 if __name__ == "__main__":

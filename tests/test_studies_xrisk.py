@@ -61,9 +61,11 @@ def test_listwise_is_a_softmax_of_each_query() -> None:
     one, two = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     two.load_state_dict(one.state_dict())
     other = torch.optim.AdamW(two.parameters(), 0.1, weight_decay=0.0)
-    step = methods.listwise(one, part, "NDCG@5", {"lr": 0.1})
+    optimizer, found = methods.build("listwise", one, part, "NDCG@5", {"lr": 0.1})
     for _ in range(3):
-        step(torch.arange(4))
+        found(torch.arange(4)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
         first, second = two(x).squeeze(1).split(2)
         loss = first.logsumexp(0) - first[1] + second.logsumexp(0) - second[0]
         other.zero_grad()
@@ -125,7 +127,7 @@ def test_command(
 
 
 def test_choice_is_that_of_validation_data() -> None:
-    settings = methods.PLAIN["bce"].grid
+    settings = methods.SAMPLES["bce"]
 
     def told(job: Job) -> dict[str, dict[str, float]]:
         place = settings.index(job.setting)
@@ -137,7 +139,7 @@ def test_choice_is_that_of_validation_data() -> None:
 
 def test_every_method_of_a_metric_has_as_many_settings() -> None:
     for rows in methods.METHODS.values():
-        counts = [len(method.grid) for method in rows.values()]
+        counts = [len(grid) for grid in rows.values()]
         assert all(one == other for one, other in pairwise(counts))
 
 

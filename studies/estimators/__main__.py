@@ -155,10 +155,6 @@ def collect(found: Found) -> dict[str, Any]:
     return told
 
 
-def published_figures() -> dict[str, Any]:
-    return collect(published())
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("estimators", __doc__)
     parser.add_argument("--table", nargs="+", choices=list(READERS), default=list(READERS))

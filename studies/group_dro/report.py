@@ -104,15 +104,6 @@ def eigenvalues() -> list[list[str]]:
     return rows
 
 
-def published_figures() -> dict[str, Any]:
-    """Rows of all tables."""
-    rules = ("val_cvar", "train_cvar")
-    return {
-        "networks": {data: networks(data) for data in DATA},
-        "heads": {f"{data}, {rule}": heads(data, rule) for data in DATA for rule in rules},
-    }
-
-
 def is_constant(run: Run) -> bool:
     """Whether a network ended with the loss of a constant output, ln 2 or a little more."""
     return run["train_loss"] > 0.65 and run["train_cvar"] - run["train_loss"] < 0.1

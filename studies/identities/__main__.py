@@ -34,7 +34,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from fcco_experiments.data import MissingData
@@ -170,18 +169,6 @@ def by_group(found: Found) -> list[list[str]]:
     return rows
 
 
-def means(found: Found) -> dict[str, Any]:
-    """Mean and standard deviation of each figure, for JSON."""
-    return {
-        name: {key: publish.mean_and_std(values) for key, values in row.items()}
-        for name, row in collect(found).items()
-    }
-
-
-def published_figures() -> dict[str, Any]:
-    return {problem: means(published(problem)) for problem in PLANS}
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("identities", __doc__)
     add = parser.add_argument
@@ -214,7 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, (setting, _) in found.items():
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))
     device = "cuda" if whole and torch.cuda.is_available() else "cpu"
-    publish.conclude(options, "identities", {problem: means(found)}, runner.entries(), device)
+    means = {
+        name: {key: publish.mean_and_std(values) for key, values in row.items()}
+        for name, row in collect(found).items()
+    }
+    publish.conclude(options, "identities", {problem: means}, runner.entries(), device)
 
 
 if __name__ == "__main__":
