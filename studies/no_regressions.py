@@ -144,7 +144,7 @@ def texts(size: Size) -> tuple[list[str], dict[str, Rows]]:
         if split == "train":
             ids = [[token for text in ids for token in text]]
         cut = [t[k : k + size.length] for t in ids for k in range(0, len(t), size.length)]
-        whole = size.length if split == "train" else 16
+        whole = size.length if split == "train" else max(2, size.length // 16)
         cut = [row for row in cut if len(row) >= whole]
         most = most and most * (4 if name == TARGET else 1)
         cut = cut[:: math.ceil(len(cut) / (most or len(cut)))]
