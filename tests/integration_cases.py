@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
+import sys
 from typing import Any
 
 import torch
@@ -85,6 +87,15 @@ def plain(accumulate: int = 1, correction: float = 0.6, epochs: int = EPOCHS) ->
                 optimizer.step()
                 optimizer.zero_grad()
     return model, objective
+
+
+def run_on_two_ranks(file: str, *arguments: Any, **environment: str) -> None:
+    """Run a file under torchrun, with two processes."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launch, file, *map(str, arguments)]
+    settings = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | environment
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def distance(one: nn.Module, two: nn.Module) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from reference import Array, Quadratics, Slope
+from reference import Array, Quadratics
 
 Update = Callable[[Array, Array], Array]
 
@@ -124,35 +124,27 @@ def alexr(
     eta: float,
     alpha: float,
     theta: float,
-    slope: Slope | None = None,
-    conjugate_prox: ConjugateProx | None = None,
+    conjugate_prox: ConjugateProx,
+    limit: Array | float = 0.0,
     nu: float | None = None,
     independent: bool = True,
     with_g0: bool = False,
 ) -> tuple[Array, Array]:
     """ALEXR with r(w) = |w - w0|^2 / (2 nu) or r = 0; returns the iterates and the final y.
 
-    `slope` = grad f runs the first version (u starts at the first value seen), `conjugate_prox`
-    the second (y starts at 0).
+    The inner functions are g_i - `limit`_i.
     """
     rng = np.random.default_rng(1)
     w, w_prev = w0.copy(), w0.copy()
-    n, dim = problem.num_inner, problem.dim
-    u, y, seen = np.zeros((n, dim)), np.zeros((n, dim)), np.zeros(n, dtype=bool)
-    path = []
+    y, path = np.zeros((problem.num_inner, problem.dim)), []
+    limits = np.broadcast_to(limit, len(y))
     for _ in range(steps):
         sampled = problem.draw(rng)
         z = np.zeros_like(w)
         for i, batch, other in sampled:
             g, g_prev = problem.value(w, i, batch), problem.value(w_prev, i, batch)
-            g_tilde = g + theta * (g - g_prev)
-            if slope is not None:
-                u[i] = (u[i] + alpha * g_tilde) / (1 + alpha) if seen[i] else g
-                y[i] = slope(u[i])
-            else:
-                assert conjugate_prox is not None
-                y[i] = conjugate_prox(y[i] + alpha * g_tilde, alpha)
-            seen[i] = True
+            g_tilde = g + theta * (g - g_prev) - limits[i]
+            y[i] = conjugate_prox(y[i] + alpha * g_tilde, alpha)
             z += problem.jacobian(w, i, other if independent else batch).T @ y[i]
         z /= len(sampled)
         if with_g0:

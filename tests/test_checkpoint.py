@@ -83,11 +83,10 @@ class Run:
         torch.save(states | {"random": torch.get_rng_state(), "step": self.step}, file)
         return file.getvalue()
 
-    def load(self, saved: bytes, without: str | None = None) -> Run:
+    def load(self, saved: bytes) -> Run:
         states = torch.load(io.BytesIO(saved), weights_only=True)
         for name, each in self.objects.items():
-            if name != without:
-                each.load_state_dict(states[name])
+            each.load_state_dict(states[name])
         torch.set_rng_state(states["random"])
         self.step = states["step"]
         return self
@@ -126,24 +125,23 @@ def check(run: Callable[[], Run], cuts: tuple[int, ...], total: int = 14) -> Non
         assert difference(states(resumed.advance(total - cut).save()), whole) == 0
 
 
-def sonex(optimizer: Callable[..., torch.optim.Optimizer], **options: Any) -> Objective:
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.02)
+
+
+def sonex(**options: Any) -> Objective:
     settings: dict[str, Any] = {"smoothing": 0.8, "gamma": 0.3, "correction": 0.6} | options
     return lambda model: fcco.methods.sonex(
-        model, optimizer(model.parameters()), fcco.outer.Absolute(2.0), GROUPS, **settings
+        model, sgd(model), fcco.outer.Absolute(2.0), GROUPS, **settings
     )
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.02),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sonex_resumes_bitwise(name):
-    check(lambda: Run(sonex(OPTIMIZERS[name])), (0, 1, 7) if name == "SGD" else (7,))
+def test_sonex_resumes_bitwise():
+    check(lambda: Run(sonex()), (0, 1, 7))
 
 
 @pytest.mark.parametrize(
@@ -155,60 +153,30 @@ def test_sonex_resumes_bitwise(name):
     ],
 )
 def test_other_settings_resume_bitwise(options):
-    check(lambda: Run(sonex(OPTIMIZERS["SGD"], **options)), (5,))
+    check(lambda: Run(sonex(**options)), (5,))
 
 
-@pytest.mark.parametrize(("outer", "inner_steps"), [("SGD", 3), ("Adam", lambda t: 2 + t % 3)])
-def test_alexr2_resumes_bitwise_also_within_a_round(outer, inner_steps):
+def test_alexr2_resumes_bitwise_also_within_a_round():
     build = lambda model: fcco.methods.alexr2(  # noqa: E731
-        model, OPTIMIZERS[outer](model.parameters()), fcco.outer.Absolute(2.0), GROUPS,
-        smoothing=0.8,
-        nu=0.5, eta=0.05, inner_steps=inner_steps, theta=0.6,
+        model, adam(model), fcco.outer.Absolute(2.0), GROUPS, smoothing=0.8, nu=0.5, eta=0.05,
+        inner_steps=lambda t: 2 + t % 3, theta=0.6,
     )  # fmt: skip
     check(lambda: Run(build, "average"), (3, 4, 11))
 
 
-@pytest.mark.parametrize(("read", "smoothing"), [("new", 0.0), ("old", 0.3)])
-def test_group_dro_resumes_bitwise(read, smoothing):
-    build = lambda model: fcco.CVaRGroupDRO(  # noqa: E731
-        model, OPTIMIZERS["Adam"](model.parameters()), GROUPS, 0.4, smoothing=smoothing, read=read
-    )
-    check(lambda: Run(build), (1, 6))
-
-
 @pytest.mark.parametrize("rule", ["random", "average"])
 def test_the_output_iterate_resumes_bitwise(rule):
-    check(lambda: Run(sonex(OPTIMIZERS["AdamW"]), rule), (1, 6))
-
-
-@pytest.mark.parametrize(
-    "without", ["sampler", "output", "tracker.value", "tracker.seen", "previous"]
-)
-def test_each_part_of_the_checkpoint_matters(without):
-    """Otherwise the tests above would pass without it."""
-    run = lambda: Run(sonex(OPTIMIZERS["SGD"]), "average")  # noqa: E731
-    torch.manual_seed(5)
-    whole = states(run().advance(12).save())
-    torch.manual_seed(5)
-    saved, fresh = states(run().advance(6).save()), run()
-    for key in saved["objective"]:
-        if without in key:
-            saved["objective"][key] = fresh.objective.state_dict()[key]
-    file = io.BytesIO()
-    torch.save(saved, file)
-    resumed = states(fresh.load(file.getvalue(), without).advance(6).save())
-    part = "output" if without == "output" else "model"
-    assert difference(resumed[part], whole[part]) > 1e-5
+    check(lambda: Run(sonex(), rule), (1, 6))
 
 
 @pytest.mark.parametrize("name", ["objective", "output"])
 def test_a_checkpoint_in_memory_does_not_change_while_training_goes_on(name):
-    saver = Run(sonex(OPTIMIZERS["SGD"]), "average").advance(5)
+    saver = Run(sonex(), "average").advance(5)
     saved = copy.deepcopy(getattr(saver, name).state_dict())
     part = saver.objective.previous if name == "objective" else saver.output
     live = part.state_dict()  # what the library adds to buffers is a copy
     reference, copied = copy.deepcopy(saved), copy.deepcopy(live)
-    other = Run(sonex(OPTIMIZERS["SGD"]), "average")
+    other = Run(sonex(), "average")
     getattr(other, name).load_state_dict(saved)
     other.advance(3)
     saver.advance(3)
@@ -218,22 +186,9 @@ def test_a_checkpoint_in_memory_does_not_change_while_training_goes_on(name):
 
 
 def test_a_checkpoint_of_a_float32_run_loads_into_a_wider_tracker():
-    saved = states(Run(sonex(OPTIMIZERS["SGD"])).advance(4).save())["objective"]
-    other = Run(sonex(OPTIMIZERS["SGD"], dtype=torch.float64))
+    saved = states(Run(sonex()).advance(4).save())["objective"]
+    other = Run(sonex(dtype=torch.float64))
     other.objective.load_state_dict(saved)
     value = other.objective.term.tracker.value
     key = next(k for k in saved if k.endswith("tracker.value"))
     assert value.dtype == torch.float64 and torch.equal(value, saved[key].double())
-
-
-def test_a_checkpoint_with_another_number_of_blocks_is_refused():
-    saved = states(Run(sonex(OPTIMIZERS["SGD"])).advance(2).save())["objective"]
-    build = lambda model: fcco.methods.sonex(  # noqa: E731
-        model,
-        OPTIMIZERS["SGD"](model.parameters()),
-        fcco.outer.Absolute(),
-        GROUPS + 1,
-        smoothing=0.5,
-    )
-    with pytest.raises(RuntimeError, match=r"blocks of the state.*\(5, 1\).*\(6, 1\)"):
-        Run(build).objective.load_state_dict(saved)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import Point, SumOfHinges, box, take_step
+from problems import Point, take_step
 
 import fcco
 from fcco.constraints import ConstrainedObjective, ConstraintReport
-from fcco.methods import METHODS, ROWS, Sonex, constrained
+from fcco.methods import ROWS, Sonex, constrained
 from fcco.methods.registry import ALIASES as WORDS
 
 A, B, M = 1.0, 0.3, 3  # min |w - a|^2 / 2 with w <= b: every multiplier is 0.7
@@ -66,19 +65,11 @@ def test_every_method_has_a_case():
 
 @pytest.mark.parametrize("alias, name", ALIASES.items())
 def test_an_alias_builds_the_same_method(alias, name):
-    """The same numbers, bit for bit, the same settings and the same entry of the registry."""
-    runs = []
-    for word in (alias, name):
-        model, problem = Point([0.5, -1.0, 2.0]), box(A, B, M, 0.1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        objective = constrained(model, optimizer, M, word, tolerance=0.1, **CASES[name])
-        for _ in range(3):
-            take_step(objective, problem.sample(model.w, torch.arange(M)))
-        runs.append((model, objective))
-    (model, objective), (other, expected) = runs
-    assert torch.equal(model.w, other.w) and str(objective) == str(expected)
-    assert objective.method == expected.method == name
-    assert objective.state_dict().keys() == expected.state_dict().keys()
+    model = Point(np.zeros(M))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    objective = constrained(model, optimizer, M, alias, tolerance=0.1, **CASES[name])
+    expected = objective_of(name, tolerance=0.1)
+    assert objective.method == expected.method == name and str(objective) == str(expected)
     with pytest.raises(ValueError, match=re.escape(f"`constrained(method={alias!r})`")):
         constrained(model, optimizer, M, alias, speed=9, **CASES[name])
 
@@ -127,41 +118,25 @@ def test_sampled_constraints_are_taken_or_refused(method):
 
 
 @pytest.mark.parametrize("method, settings, message", [
-    ("sonexx", {}, "but is: 'sonexx'"),
-    ("sonex", {}, "method='sonex')` needs `smoothing` and `penalty` (`multipliers`, the default"),
-    ("sonex", {"smoothing": 0.1}, "method='sonex')` needs `penalty`"),
-    ("alexr2", {"penalty": 2.0}, "method='alexr2')` needs `smoothing`"),
-    ("alexr", {"theta": 1.0}, "method='alexr')` needs `dual_step` and `penalty`"),
-    ("sonex", {"outer": fcco.outer.Hinge(2.0)}, "method='sonex')` needs `smoothing`"),
+    ("sonexx", {}, "(did you mean `sonex`?)"),
+    ("sonex", {}, "needs `smoothing` and `penalty`"),
+    ("sonex", {"outer": fcco.outer.Hinge(2.0)}, "needs `smoothing`"),
     ("multipliers", {"penalty": 2.0}, "`penalty` (a setting of sonex, alexr2, sonx"),
-    (Sonex(smoothing=0.1), {}, "`sonex(penalty=...)` is needed unless `outer` is given"),
-    (Sonex(smoothing=0.1, penalty=1.0), {"gamma": 0.1}, "has its settings already: leave `gamma`"),
-    ("ooa", {}, "but is: 'ooa'"),
+    (Sonex(smoothing=0.1), {}, "unless `outer` is given"),
+    (Sonex(smoothing=0.1, penalty=1.0), {"gamma": 0.1}, "leave `gamma`"),
     (fcco.methods.Ooa(), {}, "no method for limits"),
-    ("ssg", {"threshold": "wide"}, "must be one of 'auto' but is: 'wide'"),
-    ("recursive-hinge", PENALTY, "needs `refresh_every`"),
-    ("ssg", {"threshold": 0.1, "penalty": 1.0}, "method='ssg')` has no such setting: `penalty` (a "
-     "setting of sonex, alexr2, sonx, sox, alexr, hinge, squared-hinge, recursive-hinge). "
-     "Settings: threshold, constraint_optimizer."),
-    ("icppac", {"inner_steps": 5}, "needs `proximal`"),
-    ("li2024", {"penalty": 1.0, "smoothing": 0.1}, "`smoothing` (a setting of sonex, alexr2, "),
+    ("ssg", {"threshold": "wide"}, "'auto'"),
     ("sonex", PENALTY | {"speed": 9}, "`speed` (unknown)"),
-    ("alexr2", {"outer": fcco.outer.OneSidedMCP(1.0, 2.0), "smoothing": 0.1, "nu": 0.1, "eta": 0.1},
-     "must be convex"),
-    ("sonex", PENALTY | {"limits": 0}, "limits=...)` must be at least 1"),
-    ("ssg", {"threshold": 0.1, "limits": 1.5}, "limits=...)` must be an integer"),
-    ("alexr", {"penalty": 1.0, "dual_step": 0.1, "limits": "gap"}, "a dict of limits"),
-    ("sonex", PENALTY | {"penalty": -1.0}, "must be positive"),
+    ("sonex", PENALTY | {"limits": 0}, "at least 1"),
+    ("alexr", CASES["alexr"] | {"limits": "gap"}, "a dict of limits"),
     ("sonex", PENALTY | {"outer": fcco.outer.Hinge()}, "has its own weight"),
-    ("sonex", {"outer": fcco.outer.CVaR(0.5), "smoothing": 0.1}, "`sonex(dim=...)` is needed"),
-    ("sonex", PENALTY | {"tolerance": fcco.Equal(0.0), "margin": 0.1}, "no meaning for equalities"),
+    ("sonex", {"outer": fcco.outer.CVaR(0.5), "smoothing": 0.1}, "dim=...)` is needed"),
+    ("sonex", PENALTY | {"tolerance": fcco.Equal(0.0), "margin": 0.1}, "margin"),
     ("sonex", {"outer": fcco.outer.Absolute(), "smoothing": 0.1, "margin": 0.1}, "made stricter"),
-    ("sonnex", {}, "but is: 'sonnex' (did you mean `sonex`?)"),
-    ("multipliers", {"tolerance": [fcco.Equal(0.0), 0.1]}, "one number or 3"),
     ("sonex", {"outer": fcco.outer.TwoSidedHinge(0.1), "smoothing": 0.1, "tolerance": 0.1},
      "does not loosen"),
     ("sonex", PENALTY | {"tolerance": [0.1, 0.2]}, "one number or 3"),
-    ("sonex", PENALTY | {"limits": ["a", "a"]}, "must be 2 different names"),
+    ("sonex", PENALTY | {"limits": ["a", "a"]}, "different names"),
 ])  # fmt: skip
 def test_wrong_words_and_settings(method, settings, message):
     model = Point(np.zeros(M))
@@ -173,30 +148,6 @@ def test_wrong_words_and_settings(method, settings, message):
 def test_a_number_of_constraints_may_come_from_numpy():
     number = np.arange(M).size + np.int64(0)
     assert objective_of("sonex", constraints=number).term.tracker.num_inner == M
-
-
-@pytest.mark.parametrize("method", CASES)
-def test_every_accepted_setting_reaches_the_method(method):
-    """No setting is a name alone, and the settings themselves build what their word builds."""
-    kind = METHODS[method]
-    accepted = [field.name for field in dataclasses.fields(kind)]
-    assert not kind.missing(CASES[method])
-    values: dict[str, Any] = {
-        "dtype": torch.float64, "device": "cpu", "on_nonfinite": "raise", "read": "old",
-        "correction": 0.1, "theta": 0.1, "gamma": 0.3, "outer": None, "dim": None,
-        "inner_steps": 4, "constraint_optimizer": None, "tau": 3.0, "smoothing": 0.0, "nu": 0.1,
-        "eta": 0.1,
-    }  # fmt: skip
-    assert set(accepted) <= set(values) | set(CASES[method])
-    for name in accepted:
-        if name in values:
-            given = {name: values[name]}
-            if name not in CASES[method]:
-                objective = objective_of(method, **given)
-                model = Point(np.zeros(M))
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-                other = constrained(model, optimizer, M, kind(**CASES[method], **given))
-                assert str(objective) == str(other) and objective.method == other.method
 
 
 # The doors of SONEX take the same settings.
@@ -234,21 +185,6 @@ def test_the_doors_of_sonex_take_the_same_settings(door):
         assert place(opened(door)) == place(opened("sonex")), "the doors mean the same"
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_the_doors_of_sonex_refuse_the_same(door):
-    for name, value, limit in (
-        ("gamma", 1.5, "must lie in [0.0, 1.0] but is: 1.5"),
-        ("correction", -1.0, "must lie in [0.0, inf) but is: -1.0"),
-        ("correction", "best", "must be one of 'theory', 'auto' but is: 'best'"),
-        ("read", "stale", "must be one of 'old', 'new' but is: 'stale'"),
-        ("smoothing", -0.1, "must be at least 0.0 but is: -0.1"),
-        ("on_nonfinite", "ignore", "must be one of 'raise', 'skip' but is: 'ignore'"),
-        ("dtype", torch.int64, "must be float32 or float64: torch.int64"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(f"({name}=...)` {limit}")):
-            opened(door, **{name: value})
-
-
 # Reports.
 
 
@@ -275,17 +211,3 @@ def test_report_of_tracked_and_of_given_values():
     for wrong in (torch.zeros(2), torch.tensor(1.0)):
         with pytest.raises(ValueError, match="must hold all 3 constraints"):
             objective.report(wrong)
-
-
-def test_report_of_vector_constraints():
-    model = Point([0.5, -1.0, 0.2, 0.3])
-    objective = fcco.constrained(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), ["one", "two"], "sonex",
-        outer=SumOfHinges(4.0, dim=2), smoothing=0.1,
-    )  # fmt: skip
-    values = model.w.detach().view(2, 2)
-    report = objective.report(values)
-    assert summary(report) == (0.5, "one", 2, 2, pytest.approx(2.0))
-    assert objective.report({"two": values[1], "one": values[0]}) == report
-    with pytest.raises(ValueError, match="given for"):
-        objective.report({"one": values[0], "three": values[1]})

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 import torch
 from problems import Point, SumOfHinges, box, decay, program, smoothed_hinge, take_step
-from scipy.integrate import quad
-from scipy.optimize import minimize_scalar
-from scipy.stats import norm
 
 import fcco
 from fcco.diagnostics import kkt
@@ -107,51 +104,6 @@ def test_quadratic_program_with_sampled_constraints(method):
     np.testing.assert_allclose(best.multipliers, multipliers, atol=0.06)
 
 
-def test_tracked_values_are_not_penalised_for_their_noise():
-    """|gap| <= 0.5 holds at w* = 0.4, but each batch sees the gap with noise of 0.5."""
-    width, weight, sigma, steps = 0.5, 4.0, 0.5, 1000
-    target = torch.tensor(0.4, dtype=DOUBLE)
-    noise = sigma * torch.randn(steps, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    noise /= 2**0.5
-
-    def train(step_of) -> float:
-        model = Point([0.0])
-        optimizer = fcco.optim.momentum_type(model.parameters(), lr=0.05)
-        penalty = step_of(model, optimizer)
-        for step in range(steps):
-            decay(optimizer, (1 - step / steps) ** 1.5)
-            penalty(noise[step]).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return model.w.item()
-
-    def loss_and_rates(model, e):
-        return (model.w - target).square().sum() / 2, torch.cat([model.w, 0 * model.w]) + e
-
-    def by_hand(model, optimizer):
-        def penalised(e):
-            loss, (first, second) = loss_and_rates(model, e)
-            return loss + weight * ((first - second).abs() - width).clamp(min=0)
-
-        return penalised
-
-    def tracked(model, optimizer):
-        objective = fcco.constrained(
-            model, optimizer, 1, "sonex", smoothing=0.02, gamma=0.02,
-            outer=fcco.outer.TwoSidedHinge(width, weight),
-        )  # fmt: skip
-        return lambda e: objective(lambda: (lambda g0, g: (g0, g[None]))(*loss_and_rates(model, e)))
-
-    def expected_penalty(w):
-        return quad(lambda x: max(abs(w + x) - width, 0) * norm.pdf(x, scale=sigma), -4, 4)[0]
-
-    result: Any = minimize_scalar(lambda w: (w - 0.4) ** 2 / 2 + weight * expected_penalty(w))
-    biased = result.x
-    assert biased < 0.2
-    assert train(by_hand) == pytest.approx(biased, abs=0.03)
-    assert train(tracked) == pytest.approx(0.4, abs=0.06)
-
-
 # Reports and errors.
 
 
@@ -208,8 +160,3 @@ def test_a_vector_of_constraints_in_each_block_reports_one_number_for_each():
     nan = np.nan
     np.testing.assert_allclose(objective.violation(), [[nan, nan], [0.5, -1.0]])
     np.testing.assert_allclose(objective.multipliers(), [[nan, nan], [2.0, 0.0]])
-
-
-def test_a_smoothing_that_is_no_number_is_refused():
-    with pytest.raises(TypeError, match=r"smoothing=...\)` must be a number"):
-        penalized(smoothing=None)

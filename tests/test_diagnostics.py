@@ -151,16 +151,6 @@ def test_best_multipliers_are_those_of_cvxpy(seed):
     )
 
 
-def test_kkt_errors():
-    w, loss, inner = box_problem(0.3)
-    with pytest.raises(ValueError, match=r"kkt\(multipliers=.*of shape \(4,\)"):
-        kkt(loss, inner, 4, [w], multipliers=torch.ones(3))
-    with pytest.raises(ValueError, match="non-negative"):
-        kkt(loss, inner, 4, [w], multipliers=-torch.ones(4))
-    with pytest.raises(ValueError, match="d1 = 2"):
-        kkt(loss, lambda index: w[index].unsqueeze(1).expand(-1, 2), 4, [w])
-
-
 # Errors.
 
 
@@ -191,6 +181,9 @@ def residuals(inner=plain, loss=lambda: W.sum(), number=3, parameters=(W,), **op
     (lambda: residuals(number=0), r"kkt\(num_inner=.*at least 1"),
     (lambda: residuals(steep), "inner or loss is not finite"),
     (lambda: residuals(loss=lambda: W), r"\(loss.*scalar"),
+    (lambda: residuals(multipliers=torch.ones(2)), r"of shape \(3,\)"),
+    (lambda: residuals(multipliers=-torch.ones(3)), "non-negative"),
+    (lambda: residuals(lambda index: W[index, None].expand(-1, 2)), "d1 = 2"),
 ])  # fmt: skip
 def test_errors_name_the_call_and_the_reason(call, message):
     with pytest.raises(ValueError, match=message):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from integration_cases import run_on_two_ranks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -145,73 +144,6 @@ def test_fewer_negatives_stand_for_all():
     assert GlobalClipLoss(PAIRS, negatives=10 * PAIRS).memory.negatives == PAIRS - 1
 
 
-def test_the_memory_of_fixed_features_converges_to_all_negatives():
-    images, texts = features(20)
-    exact = torch.tensor(log_sums(images, texts, 3.0))
-    loss, last = GlobalClipLoss(20, gamma=0.05).double(), GlobalClipLoss(20, gamma=1.0).double()
-    draw = torch.Generator().manual_seed(0)
-    images.requires_grad_()
-    for _ in range(250):
-        ids = torch.randperm(20, generator=draw)[:6]
-        for each in (loss, last):
-            each(images[ids], texts[ids], torch.tensor(3.0), index=ids)
-    errors, noise = ((each.memory.value - exact).exp() - 1 for each in (loss, last))
-    # The average has gamma / (2 - gamma) = 1/39 of the variance of a batch.
-    assert float(errors.std()) < 0.3 * float(noise.std()) and abs(float(errors.mean())) < 0.05
-
-
-class Sogclr:
-    """SogCLR (Algorithm 1, both directions) with e = 1 / (n - 1) in NumPy, one step at a time."""
-
-    def __init__(self, gamma: float, number: int) -> None:
-        self.gamma, self.number = gamma, number
-        self.u: dict[int, np.ndarray] = {}
-
-    def step(self, ids: list[int], x: np.ndarray, t: np.ndarray, c: float) -> Any:
-        """The gradient with respect to the features of the batch."""
-        size = len(ids)
-        slopes = np.zeros_like(x), np.zeros_like(t)
-        for i, pair in enumerate(ids):
-            others = [j for j in range(size) if j != i]
-            weights = np.array(
-                [
-                    [math.exp(c * (x[i] @ t[j] - x[i] @ t[i])) for j in others],
-                    [math.exp(c * (x[j] @ t[i] - x[i] @ t[i])) for j in others],
-                ]
-            )
-            fresh = weights.mean(1)
-            old: Any = self.u.get(pair, fresh)
-            self.u[pair] = u = (1 - self.gamma) * old + self.gamma * fresh
-            weights /= (u + 1 / (self.number - 1))[:, None] * (size - 1)
-            for k, j in enumerate(others):
-                front = c / (2 * size)
-                slopes[0][i] += front * weights[0, k] * (t[j] - t[i])
-                slopes[1][j] += front * weights[0, k] * x[i]
-                slopes[1][i] -= front * weights[0, k] * x[i]
-                slopes[1][i] += front * weights[1, k] * (x[j] - x[i])
-                slopes[0][j] += front * weights[1, k] * t[i]
-                slopes[0][i] -= front * weights[1, k] * t[i]
-        return slopes
-
-
-def test_steps_equal_a_transcription_of_sogclr():
-    x, t = features(20)
-    loss, reference = GlobalClipLoss(20, gamma=0.6).double(), Sogclr(0.6, 20)
-    draw = torch.Generator().manual_seed(3)
-    for _ in range(40):
-        ids = torch.randperm(20, generator=draw)[:5]
-        inputs = x[ids].requires_grad_(), t[ids].requires_grad_()
-        ours = torch.autograd.grad(loss(*inputs, torch.tensor(7.0), index=ids), inputs)
-        theirs = reference.step(ids.tolist(), x[ids].numpy(), t[ids].numpy(), 7.0)
-        for one, two in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(one, two, rtol=0, atol=1e-12)
-            x[ids], t[ids] = (
-                normalize(each - 0.2 * slope, dim=1).detach()
-                for each, slope in zip(inputs, ours, strict=True)
-            )
-    assert len(reference.u) == 20
-
-
 class Backbones(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -266,18 +198,6 @@ def test_training_equals_the_objective_of_the_library():
 # --- state, evaluation, precision -----------------------------------------------------------------
 
 
-def test_a_saved_memory_continues():
-    x, t = (each.requires_grad_() for each in features())
-    ids = [torch.tensor([0, 3, 5]), torch.tensor([3, 5, 6])]
-    first, second = GlobalClipLoss(PAIRS), GlobalClipLoss(PAIRS)
-    first(x[ids[0]], t[ids[0]], scale(), index=ids[0])
-    second.load_state_dict(first.state_dict())
-    values = [each(x[ids[1]], t[ids[1]], scale(), index=ids[1]).item() for each in (first, second)]
-    assert values[0] == values[1]
-    alone = GlobalClipLoss(PAIRS)(x[ids[1]], t[ids[1]], scale(), index=ids[1]).item()
-    assert abs(alone - values[0]) > 1e-3
-
-
 def test_evaluation_needs_no_index_and_changes_nothing():
     x, t = features()
     loss = GlobalClipLoss(PAIRS, gamma=0.5).double()
@@ -310,23 +230,6 @@ def test_half_precision_and_autocast():
             torch.testing.assert_close(one.grad.double(), two.grad, rtol=0.01, atol=1e-3)
 
 
-def test_a_pair_twice_or_alone():
-    x, t = (each.requires_grad_() for each in features())
-    ids = torch.tensor([2, 7, 2, 5])
-    loss = GlobalClipLoss(PAIRS, gamma=1.0).double()
-    loss(x[ids], t[ids], scale(), index=ids)
-    scores = 9.0 * (x @ t.T).detach()
-    for pair, others in ((2, [7, 5]), (7, [2, 2, 5])):
-        margins = torch.stack([scores[pair, others], scores[others, pair]], 1) - scores[pair, pair]
-        expected = margins.logsumexp(0) + math.log((PAIRS - 1) / len(others))
-        torch.testing.assert_close(loss.memory.value[pair], expected, rtol=0, atol=1e-12)
-    before = loss.memory.value.clone()
-    alone = loss(x[:1], t[:1], scale(), index=[0])
-    (slope,) = torch.autograd.grad(alone, x)
-    assert alone.item() == 0 and not slope.any()
-    assert_close([loss.memory.value.nan_to_num()], [before.nan_to_num()])
-
-
 @pytest.mark.parametrize("ids", [[2, 7, 2, 5], [2, 2, 7, 2, 5]])
 def test_the_order_of_a_pair_that_comes_twice_does_not_matter(ids):
     """With other views of the pair each time, as after augmentation: its sums G are averaged."""
@@ -343,13 +246,13 @@ def test_the_order_of_a_pair_that_comes_twice_does_not_matter(ids):
         tables.append(loss.memory.value.clone())
     for table in tables[1:]:
         torch.testing.assert_close(table, tables[0], rtol=0, atol=1e-13)
-    expected = []
-    for i in (k for k, pair in enumerate(ids) if pair == 2):
-        scores = 9.0 * torch.stack([texts @ images[i], images @ texts[i]], 1)
-        kept = torch.tensor([pair != 2 for pair in ids])
-        fresh = (scores[kept] - scores[i]).exp().mean(0) * (PAIRS - 1)
-        expected.append(0.4 * before[2].exp() + 0.6 * fresh)
-    torch.testing.assert_close(tables[0][2], torch.stack(expected).mean(0).log())
+    for pair in set(ids):
+        expected = []
+        for i in (rows == pair).nonzero().flatten():
+            scores = 9.0 * torch.stack([texts @ images[i], images @ texts[i]], 1)
+            fresh = (scores[rows != pair] - scores[i]).exp().mean(0) * (PAIRS - 1)
+            expected.append(0.4 * before[pair].exp() + 0.6 * fresh)
+        torch.testing.assert_close(tables[0][pair], torch.stack(expected).mean(0).log())
 
 
 @pytest.mark.parametrize("stored_pairs", [0, 3])
@@ -415,11 +318,7 @@ def worker(out: str) -> None:
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     """Each rank has a part of the pairs: the same as one process with all of them."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launch, __file__, str(tmp_path / "out")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_two_ranks(__file__, tmp_path / "out")
     model, loss = trained()
     for rank in (0, 1):
         parameters, value = torch.load(tmp_path / f"out.{rank}")

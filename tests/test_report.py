@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Point, SumOfHinges, take_step
+from problems import Point, take_step
 from torch import Tensor
 
 import fcco
@@ -133,26 +133,6 @@ def test_limits_are_shown_as_they_are_written(settings: Any) -> None:
     assert objective.violation() == pytest.approx({k: v[2] for k, v in LIMITS.items()}, abs=1e-6)
 
 
-def test_values_of_equalities_vectors_and_dual_variables() -> None:
-    equal = constraints(
-        torch.tensor([0.1, 0.6]), outer=Absolute(4.0), smoothing=0.1, tolerance=0.5
-    ).report()
-    assert [row.value for row in equal.rows] == pytest.approx([0.1, 0.6])
-    assert [row.excess for row in equal.rows] == pytest.approx([0.4, 0.1])
-    pairs = torch.tensor([[0.1, -0.2], [-0.3, -0.4]])
-    vectors = constraints(pairs, outer=SumOfHinges(4.0, dim=2), smoothing=0.1).report()
-    assert [row.value for row in vectors.rows] == pytest.approx([0.1, -0.3])
-    assert [row.limit for row in vectors.rows] == [0.0, 0.0]
-    model = Point([0.0])
-    optimizer = sgd(model)
-    settings: Any = {"penalty": 4.0, "dual_step": 1.0, "tolerance": 0.3, "margin": 0.1}
-    dual = fcco.constrained(model, optimizer, 2, "alexr", **settings)
-    take_step(dual, lambda: (0 * model.w.sum(), torch.tensor([0.2, 0.9]) + 0 * model.w))
-    report = dual.report()
-    assert [row.value for row in report.rows] == pytest.approx([0.2, 0.9])
-    assert [row.excess for row in report.rows] == pytest.approx([-0.1, 0.6])
-
-
 # The findings.
 
 
@@ -204,17 +184,6 @@ def limited(limit: float, value: Any, steps: int = 300) -> Any:
 
         take_step(objective, function)
     return objective
-
-
-def test_limits_that_cannot_be_kept() -> None:
-    """A value of at least 0.5 + w^2 and a limit of 0.2; and a limit that can be kept."""
-    report = limited(0.2, lambda w, noise: 0.5 + w.square().sum() + noise).report()
-    text = finding(report, "multiplier-rising")
-    assert "'a'" in text and "0.29" in text and "loosen" in text
-    early = limited(0.2, lambda w, noise: 0.5 + w.square().sum() + noise, steps=50).report()
-    assert kinds(early) == []
-    kept = limited(0.7, lambda w, noise: 0.5 + w.square().sum() + noise, steps=1000).report()
-    assert abs(kept.violation) < 0.1 and kinds(kept) == []
 
 
 def test_limits_that_nothing_pulls_at() -> None:
@@ -282,18 +251,6 @@ def test_estimates_behind(settings: Any, moves: float, found: bool) -> None:
         assert "about 40 steps behind" in finding(dro.report(), "estimates-lag")
         train(40, 140)  # less than a quarter of the steps
         assert "estimates-lag" not in kinds(dro.report())
-
-
-@pytest.mark.parametrize("noise, found", [(1.0, False), (0.0, True)])
-def test_estimates_of_many_groups_that_follow_as_fast_as_noise_allows(noise, found) -> None:
-    """An automatic gamma is small where values do not move; old values are then as good as new."""
-    model, rng = Point([0.0]), torch.Generator().manual_seed(0)
-    dro = fcco.CVaRGroupDRO(model, sgd(model), 200, 0.1)
-    for step in range(60):
-        index = torch.randperm(200, generator=rng)[:16].repeat(2)
-        losses = index / 100 + noise * torch.randn(32, generator=rng) + (1 - noise) * step
-        take_step(dro, lambda losses=losses: losses + model.w, index)
-    assert ("estimates-lag" in kinds(dro.report())) == found
 
 
 @pytest.mark.parametrize("levels, noise, fall, found", [
@@ -423,31 +380,6 @@ def test_the_terms_of_a_coupled_objective_are_not_mixed_up() -> None:
             function=lambda: {"objective": model.w.sum().expand(3)},
             index={"objective": torch.arange(3)},
         )
-
-
-def eight_places(lr: float, steps: int = 200) -> tuple[Any, int]:
-    """The report of groups that want eight places, and how often the worst changed in 100 steps."""
-    draw, model = torch.Generator().manual_seed(0), Point([0.0] * 4)
-    places = torch.randn(8, 4, generator=draw, dtype=torch.float64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    dro, worst = fcco.CVaRGroupDRO(model, optimizer, 8, 0.25, smoothing=fcco.Width(0.1)), []
-    for _ in range(steps):
-        noise = 0.3 * torch.randn(8, 4, 4, generator=draw, dtype=torch.float64)
-
-        def losses(noise: Tensor = noise) -> Tensor:
-            return (model.w - places[:, None] + noise).square().sum(2).flatten() / 2
-
-        take_step(dro, losses, torch.arange(8).repeat_interleave(4))
-        worst.append(int((model.w.detach() - places).square().sum(1).argmax()))
-    return dro.report(), sum(a != b for a, b in zip(worst[-100:], worst[-99:], strict=False))
-
-
-def test_a_swinging_run() -> None:
-    report, changes = eight_places(lr=0.3)
-    assert changes > 25 and "swinging" in kinds(report)
-    assert "smaller learning rate" in finding(report, "swinging")
-    report, changes = eight_places(lr=0.01)
-    assert changes < 25 and "swinging" not in kinds(report)
 
 
 def trained(losses: Tensor, names: Any = None, steps: int = 40) -> fcco.CVaRGroupDRO:

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 import torch
 from problems import take_step
-from test_checkpoint import GROUPS, Run, check
 from torch import Tensor, nn
 
 import fcco
-from fcco.outer import Hinge, SquaredHinge
-from fcco.rules.track import Pooled, Statistics
-from fcco.terms import CoupledTerm
 from fcco.tracker import OpenStep
 
 DOUBLE = torch.float64
@@ -40,33 +36,7 @@ def draws(seed: int, steps: int, number: int, size: int, *shape: int) -> list[tu
     ]
 
 
-# Laws of a random walk.
-
-
-@pytest.mark.parametrize("noise, drift, dim", [(1.0, 0.2, 1), (0.3, 0.3, 2)])
-def test_gain_and_error_are_those_of_the_best_filter(noise, drift, dim):
-    """The gain solves gamma^2 noise^2 = (1 - gamma) drift^2, with the drift between two visits."""
-    number, size, steps = 12, 6, 1400
-    tracked = tracker(number, dim=dim, dtype=torch.float32)
-    shape = () if dim == 1 else (dim,)
-    value = torch.zeros(number, *shape)
-    moves = draws(0, steps, number, number, *shape)
-    noises = draws(1, steps, number, size, *shape)
-    gains, true, told = [], [], []
-    for step, ((_, move), (index, error)) in enumerate(zip(moves, noises, strict=True)):
-        value += drift * math.sqrt(size / number) * move.float()
-        tracked(value[index] + noise * error.float(), index)
-        if step >= steps // 2:
-            gains.append(tracked.gamma)
-            true.append((tracked.rows - value).square().mean().item())
-            told.append(tracked.error().square().mean().item())
-    ratio = (drift / noise) ** 2
-    best = (math.sqrt(ratio**2 + 4 * ratio) - ratio) / 2
-    assert np.mean(gains) == pytest.approx(best, rel=0.15)
-    assert math.sqrt(np.mean(told)) == pytest.approx(math.sqrt(np.mean(true)), rel=0.15)
-
-
-# The same, written by hand.
+# Written by hand.
 
 
 class ByHand:
@@ -186,31 +156,6 @@ def test_equals_what_is_written_by_hand(gamma, dim):
     ]
 
 
-@pytest.mark.parametrize("shape", [(), (2,)])
-def test_the_arithmetic_is_the_same_in_torch_and_in_numpy(shape):
-    """As on another device than the CPU, and in a fleet: over all blocks, with a mask."""
-    number, tracked = 5, tracker(5, dim=shape[0] if shape else 1)
-    estimate = tracked.estimate
-    assert estimate is not None
-    zeros = [torch.zeros(number, *shape, dtype=DOUBLE) for _ in range(5)]
-    visits = torch.zeros(number, *(1 for _ in shape), dtype=DOUBLE)
-    blocks = Statistics(zeros[0], zeros[1], visits, visits, visits, *zeros[2:])
-    pooled = Pooled(*torch.tensor([0.0] * 10 + [0.5], dtype=DOUBLE))
-    for index, fresh in draws(0, 60, number, 2, *shape):
-        old = tracked.rows.clone()
-        tracked(fresh, index)
-        came = torch.zeros(visits.shape, dtype=torch.bool).index_fill(0, index, True)
-        values = blocks.latest.index_copy(0, index, fresh)
-        weight = (3 / (blocks.visits + 3)).clip(pooled.gain)
-        u = torch.where(came, old + weight * (values - old), old)
-        share = pooled.values / old.numel()
-        blocks, pooled = blocks.after(pooled, values, old, came, weight, u, share, automatic=True)
-    for name, values in blocks._asdict().items():
-        known = getattr(estimate, name).view_as(values)
-        torch.testing.assert_close(values, known, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(torch.stack(list(pooled)), estimate.pooled, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("settings", [
     {"gamma": 0.3, "correction": 0.6}, {"gamma": 0.2, "correction": "auto"},
     {"gamma": 0.3, "refresh_every": 7}, {"gamma": 0.5, "correction": "theory", "read": "old"},
@@ -286,29 +231,6 @@ def test_values_set_by_hand_are_a_first_visit():
     assert tracked.error()[0] <= 1, "what was known is about other values"
 
 
-# Precision, copies, settings.
-
-
-@pytest.mark.parametrize("build, message", [
-    (lambda: tracker(3, log_space=True), "measure=True"),
-    (lambda: tracker(3, gamma=0.0, correction=1.0), "measure=True"),
-    (lambda: tracker(3, correction=0.5), "gamma='auto'"),
-    (lambda: CoupledTerm(Hinge(), tracker(3, 0.5, measure=False), smoothing="auto"),
-     "measure=True"),
-    (lambda: CoupledTerm(SquaredHinge(), tracker(3), smoothing="auto"), "jump"),
-])  # fmt: skip
-def test_settings_that_do_not_go_together(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
-def test_the_smoothing_is_a_number_or_automatic():
-    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker(3, 0.5), smoothing="auto")
-    assert term.smoothing == pytest.approx(0, abs=1e-9) and term.width is not None
-    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker(3, 0.5), smoothing=0.2)
-    assert term.smoothing == 0.2 and term.width is None
-
-
 # The width of the rounded kink.
 
 
@@ -353,35 +275,6 @@ def test_the_width_follows_noise_drift_and_progress(gamma):
     with torch.no_grad():
         objective(lambda: 1e3 * noise, index)
     assert term.smoothing * 5.0 == pytest.approx(known, rel=1e-6), "no step, no change"
-
-
-def fall(
-    tracked: fcco.tracker.InnerTracker, together: bool, parts: int, scale: float, shift: float
-) -> float:
-    """The progress that a tracker sees after a trend of 0.01 a step, or of that size either way.
-
-    All blocks come in `parts` batches, one after the other.
-    """
-    number = tracked.num_inner
-    start = torch.linspace(0, 1, number, dtype=DOUBLE)
-    pace = 0.01 * torch.ones(number, dtype=DOUBLE)
-    if not together:
-        pace[number // 2 :] *= -1
-    for step in range(1500):
-        index = torch.arange(number)[step % parts :: parts]
-        tracked(scale * (start - pace * step)[index] + shift, index)
-    assert tracked.estimate is not None
-    return Pooled(*tracked.estimate.pooled.tolist()).progress
-
-
-@pytest.mark.parametrize("gamma", [1.0, 0.3, "auto"])
-@pytest.mark.parametrize("parts, memory", [(4, 128), (2, 128), (1, 100)])
-def test_progress_is_how_far_all_moved_together(gamma, parts, memory):
-    """A trend of v a step leaves the average of u behind by 128 v, or by 100 visits; u by less."""
-    seen = [fall(tracker(8, gamma), True, parts, *units) for units in ((1.0, 0.0), (7.0, 50.0))]
-    assert seen == pytest.approx([-0.01 * memory, -0.07 * memory], rel=1e-3)
-    seen = fall(tracker(8, gamma), False, parts, 1.0, 0.0)
-    assert seen == pytest.approx(0, abs=1e-6), "some rise as others fall"
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.5])
@@ -487,14 +380,6 @@ def test_at_first_all_groups_count_alike_whatever_the_batches_hold():
             dro(lambda k=again % 8: k + 0 * model.weight.view(1), [again % 8]).backward()
             optimizer.step()
         assert dro.group_weights()[39] == pytest.approx(1)
-
-
-def test_a_run_goes_on_bitwise_from_its_checkpoint():
-    def build(model: nn.Module) -> fcco.CVaRGroupDRO:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-        return fcco.CVaRGroupDRO(model, optimizer, GROUPS, 0.2)
-
-    check(lambda: Run(build), (1, 6))
 
 
 # On a GPU.

@@ -6,7 +6,6 @@ independently of its past.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -124,43 +123,6 @@ def test_noise_at_a_fixed_point_is_damped_by_gamma_and_the_batch(gamma, samples)
     assert np.mean(errors) == pytest.approx(law, rel=0.05)
     told = expected_tracking_error(gamma, n, n, value_noise=sigma, samples=samples)
     assert told == pytest.approx(law, rel=1e-12)
-
-
-def one_step_errors(correction, sign: float) -> np.ndarray:
-    """E |u+ - g(w_t)|^2 over all block subsets, exactly, for each block."""
-    n, blocks, gamma = 5, 2, 0.3
-    rng = np.random.default_rng(4)
-    error, delta, now = rng.normal(size=(3, n, 2))
-    past = now - sign * delta
-    total, subsets = np.zeros(n), list(itertools.combinations(range(n), blocks))
-    for chosen in subsets:
-        tracker = fcco.tracker.InnerTracker(
-            n, 2, gamma=gamma, correction=correction, dtype=torch.float64
-        )
-        tracker.set_values(None, torch.as_tensor(past + error))
-        index = torch.tensor(chosen)
-        tracker(torch.as_tensor(now)[index], index, torch.as_tensor(past)[index])
-        total += ((tracker.value.numpy() - now) ** 2).sum(1) / len(subsets)
-    p, size = blocks / n, (delta**2).sum(1)
-    bound = (1 - gamma * p) * (error**2).sum(1) + 8 / p * size
-    assert correction != "theory" or (total <= bound).all()
-    return total
-
-
-def test_theory_correction_cancels_the_direction_of_motion_exactly():
-    np.testing.assert_allclose(
-        one_step_errors("theory", 1.0), one_step_errors("theory", -1.0), rtol=1e-12
-    )
-    for other in (0.0, "auto", 1.0):
-        gap = np.abs(one_step_errors(other, 1.0) - one_step_errors(other, -1.0))
-        assert gap.min() > 1e-3, "only the theory value does"
-
-
-def test_the_tracking_error_in_its_limits() -> None:
-    law = expected_tracking_error
-    at_limit = law(1.0, 5, 5, drift=0.3, value_noise=2.0, samples=2)
-    assert at_limit == 4.0 / 2, "all blocks, gamma = 1: the noise of the batch"
-    assert law(1.0, 5, 4, drift=0.3, correction=0.0) > 0
 
 
 @pytest.mark.parametrize(("size", "steps"), [(8000, 3), (8000, 12), (2000, 40)])

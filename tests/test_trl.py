@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from integration_cases import run_on_two_ranks
 from torch.utils.data import DataLoader
 
 transformers = pytest.importorskip("transformers")
@@ -359,13 +359,7 @@ def test_two_processes_equal_one(tmp_path, kind):
     """Also with parameters in shards, and with multipliers that are no longer zero."""
     if "zero" in kind:
         pytest.importorskip("deepspeed")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *launch, __file__, kind, str(tmp_path / "out")]
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu",
-    }  # fmt: skip
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on_two_ranks(__file__, kind, tmp_path / "out", DS_ACCELERATOR="cpu")
     one = trainer(tmp_path, **SHARED)
     one.train()
     assert state(one)["terms.inner.multiplier"].max() > 0.01

@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_leaves
 import fcco
 from fcco import xrisk
 from fcco.groups import PositiveBatchSampler
-from fcco.terms import BlockParameters
-from fcco.tracker import NonFiniteValue, OpenStep
+from fcco.tracker import NonFiniteValue
 from fcco.xrisk import pairs
 from fcco.xrisk.pairs import SURROGATES, Members, PairLoss, pair_means
 
@@ -383,19 +382,6 @@ def test_equal_scores_share_the_rate(share):
     torch.testing.assert_close(*gradients)
 
 
-def test_the_rate_one_is_the_mean_over_all_pairs():
-    """In small batches too: every negative counts in every step."""
-    run = Run("partial", max_fpr=1.0, surrogate="logistic", margin=1.0)
-    for ids in batches_of("partial", 8):
-        h, y = run.scores(torch.tensor(X[ids])), torch.tensor(Y[ids])
-        losses = [run.call(ids), PAIR["logistic"](h[y == 0] - h[y == 1][:, None]).mean()]
-        torch.testing.assert_close(*losses)
-        slopes = [run.gradient(loss) for loss in losses]
-        torch.testing.assert_close(*slopes)
-        run.model.weight.grad = slopes[0].unsqueeze(0)
-        run.optimizer.step()
-
-
 def rate_of_cutoffs(
     share: float, number: int, of_normal: Callable[[Tensor], Tensor], steps: int
 ) -> float:
@@ -425,35 +411,6 @@ def test_the_shared_cut_off_of_small_batches_has_the_rate_that_was_asked_for(sha
     """Of normal scores, for which the quantile of a batch is unbiased."""
     rate = rate_of_cutoffs(share, number, lambda h: h, steps=1000)
     assert rate == pytest.approx(share, rel=0.07)
-
-
-@pytest.mark.parametrize(
-    ("of_normal", "rate"),
-    [(torch.exp, 0.044), (lambda h: 9 * torch.special.ndtr(h), 0.060)],
-    ids=["log-normal", "uniform"],
-)
-def test_the_rates_of_log_normal_and_uniform_scores_are_those_of_the_docstring(of_normal, rate):
-    assert f"{rate:.3f}" in str(xrisk.PartialAUC.__doc__)
-    assert rate_of_cutoffs(0.05, 32, of_normal, steps=2000) == pytest.approx(rate, abs=0.0025)
-
-
-@pytest.mark.parametrize("shape", [(2, 1), (3, 1), (9, 2)])
-def test_ranks_are_estimated_without_bias(shape):
-    """The mean over all batches with fixed numbers of positives and negatives is the rank."""
-    run, h = Run("ap"), torch.tensor(X[:, 0])
-    (label,) = run.risk.labels
-    p, n = torch.tensor(np.flatnonzero(Y == 1)), torch.tensor(np.flatnonzero(Y == 0))
-    total, count = torch.zeros(9, 2, dtype=torch.float64), torch.zeros(9, 1)
-    for block in itertools.combinations(range(9), shape[0]):
-        for some in itertools.combinations(range(15), shape[1]):
-            at = torch.tensor(block)
-            scores = torch.cat([h[p[at]], h[n[list(some)]]])
-            total[at] += run.risk.values(label, scores, len(at))[0]
-            count[at] += 1
-    above = PAIR["squared_hinge"](h[p][None] - h[p][:, None])
-    rank = 1 + above.sum(1) - above.diagonal()
-    below = PAIR["squared_hinge"](h[n][None] - h[p][:, None]).sum(1)
-    torch.testing.assert_close(total / count, torch.stack([rank, rank + below], 1))
 
 
 RARE = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 0], [0, 0], [0, 1.0]])
@@ -637,14 +594,10 @@ def test_resume_is_exact(name):
 
 
 @ALL
-@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_copies_go_their_own_way(name, how):
+def test_copies_go_their_own_way(name):
     run, sampler = trained(name)
-    parts = (run.model, run.optimizer, run.risk)
-    other = Run(name)
-    other.model, other.optimizer, other.risk = (
-        copy.deepcopy(parts) if how == "deepcopy" else pickle.loads(pickle.dumps(parts))
-    )
+    parts, other = (run.model, run.optimizer, run.risk), Run(name)
+    other.model, other.optimizer, other.risk = pickle.loads(pickle.dumps(parts))
     before, batches = run.state(), [sampler.draw() for _ in range(3)]
     said = [other.step(ids) for ids in batches]
     assert same(before, run.state()) and not same(before, other.state())
@@ -711,28 +664,6 @@ def test_a_refused_second_batch_of_a_step_leaves_the_cut_off():
         run.call(np.arange(SIZE), lambda x: run.scores(x) + lowest)
     assert same(before, run.state())
     first.backward()
-
-
-@ALL
-def test_the_gradient_does_not_grow_with_the_batch(name):
-    case, number, norms = CASES[name], 512, []
-    torch.manual_seed(0)
-    x = torch.randn(number, 3, dtype=torch.float64)
-    label = (x[:, 0] + torch.randn(number) > 0).long()
-    data = {"labels": (label,), "lists": (label, 0 * label), "bags": (torch.arange(8) % 2,)}
-    model = nn.Linear(3, 1, bias=False).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for size in (16, 64, 256):
-        total = torch.zeros(1, 3, dtype=torch.float64)
-        for _ in range(20):
-            risk = case.make(model, optimizer, *data[case.data], **case.options)
-            ids = torch.randperm(number)[:size]
-            last = {"labels": (label[ids], ids), "lists": (ids,), "bags": (ids % 8,)}[case.data]
-            loss = risk(lambda ids=ids: model(x[ids]).squeeze(1), *last)
-            total += torch.autograd.grad(loss, model.weight)[0].abs()
-            risk.detach_hooks()
-        norms.append(total.norm().item())
-    assert norms[2] < 1.2 * norms[1] < 1.5 * norms[0]
 
 
 @BINARY
@@ -932,44 +863,6 @@ def test_positive_batch_sampler():
     assert few.positives == 2 and {len(set(batch)) for batch in few} == {12}
 
 
-def test_block_parameters():
-    """Rows are NaN until set; proposals of a step are averaged at its end, however often."""
-    table, one = BlockParameters(4, bounds=(-1.0, 2.0), dtype=torch.float64), torch.tensor([1])
-    assert table.value.isnan().all()
-    first = torch.tensor([5.0, 6.0])
-    assert table.read(torch.tensor([1, 3]), first).tolist() == [5.0, 6.0]
-
-    def made(step: OpenStep) -> None:
-        for function, arguments in step.writes.values():
-            function(*arguments)
-
-    step = OpenStep()
-    table.propose(step, torch.tensor([1, 3, 1]), torch.tensor([1.0, 7.0, 0.5]))
-    step = step.copy()
-    table.propose(step, one, torch.tensor([0.0]))
-    assert table.value.isnan().all(), "nothing is final before the step ends"
-    made(step)
-    torch.testing.assert_close(table.value[[1, 3]], torch.tensor([0.5, 2.0], dtype=torch.float64))
-    assert table.value[[0, 2]].isnan().all()
-    made(step)
-    assert table.read(torch.tensor([1, 2]), first).tolist() == [0.5, 6.0]
-    other = BlockParameters(4, dtype=torch.float64)
-    other.load_state_dict(table.state_dict())
-    assert same({"": other.value}, {"": table.value})
-    step = OpenStep()
-    table.propose(step, None, torch.arange(4.0))
-    table.propose(step, one, torch.tensor([0.0]))
-    made(step)
-    assert table.value.tolist() == [0.0, 0.5, 2.0, 2.0]
-    assert table.half().value.dtype == torch.float64
-    vectors = BlockParameters(2, dim=3)
-    step = OpenStep()
-    rows = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
-    vectors.propose(step, torch.tensor([1, 1]), rows)
-    made(step)
-    assert vectors.value[1].tolist() == [2.0, 2.0, 2.0] and vectors.value[0].isnan().all()
-
-
 def test_warm_start():
     """The losses of an epoch fall; unknown labels are left out, and the mode is restored."""
     torch.manual_seed(0)
@@ -1010,7 +903,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("AUC", {"labels": np.ones(4)}, "4 and 0"),
         ("AUC", {"labels": np.array([1, 0, np.nan])}, "nan"),
         ("AUC", {"labels": np.zeros((2, 2, 2))}, "shape"),
-        ("AUC", {"margin": 0.0}, "margin"),
         ("AveragePrecision", {"surrogate": "cubic"}, "surrogate"),
         ("AveragePrecision", {"margin": -1.0}, "margin"),
         ("AveragePrecision", {"gamma": 1.5}, "gamma"),
@@ -1028,7 +920,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         ("MultiInstanceAUC", {"temperature": 0.0}, "temperature"),
         ("PositiveBatchSampler", {"labels": [1, 1]}, "negatives"),
         ("PositiveBatchSampler", {"positives": 8}, "positives"),
-        ("PositiveBatchSampler", {"seed": -1}, "seed"),
         ("PositiveBatchSampler", {"rank": 0, "world_size": 9, "seed": 0}, "world_size"),
         ("warm_start", {"epochs": 0}, "epochs"),
         ("warm_start", {}, "loader"),

@@ -18,7 +18,8 @@ import torch
 
 from fcco import __version__
 
-from . import distributed, store
+from . import store
+from .config import ConfigError
 
 _ONCE = ("--resume", "--overwrite")  # how to treat an old folder, not what to run
 
@@ -35,12 +36,18 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def device(wanted: str = "auto") -> torch.device:
+    """The device of this process: `"cpu"`, `"cuda"`, or `"auto"`, a GPU when there is one."""
+    if wanted != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if wanted == "cuda":
+        raise ConfigError("`device` is cuda but torch sees no GPU; cpu or auto will do.")
+    return torch.device("cpu")
+
+
 def command(*more: str) -> str:
-    """The command line of this process, to be typed again; with torchrun, where that started it."""
-    words = [word for word in sys.argv[1:] if word not in _ONCE]
-    if launcher := distributed.launch_command():
-        return shlex.join([*launcher, "-m", "fcco_experiments", *words, *more])
-    return program(*words, *more)
+    """The command line of this process, to be typed again."""
+    return program(*(word for word in sys.argv[1:] if word not in _ONCE), *more)
 
 
 def program(*words: str) -> str:
@@ -51,7 +58,7 @@ def program(*words: str) -> str:
 
 def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Versions, machine and command of a run that is trained on a device."""
-    processes = distributed.world_size()
+    place = torch.device(device)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -62,8 +69,7 @@ def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
         "processor": _processor(),
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
-        "device": _name(torch.device(device)),
-        **({"processes": processes} if processes > 1 else {}),
+        "device": "cpu" if place.type == "cpu" else f"cuda: {torch.cuda.get_device_name(place)}",
         "command": command(),
         "start": now(),
     }
@@ -81,18 +87,11 @@ def write(path: Path, device: torch.device, progress: str, resumed: object) -> N
     here = describe(device)
     if resumed and path.is_file():
         before = store.read_json(path)
-        line = f"{here['start']} at {progress}, fcco {here['fcco']}" + "".join(
-            f", {key} {here.get(key, 1)}"
-            for key in ("device", "processes")
-            if here.get(key) != before.get(key)
-        )
+        line = f"{here['start']} at {progress}, fcco {here['fcco']}"
+        if here["device"] != before.get("device"):
+            line += f", device {here['device']}"
         here = before | {"resumed": [*before.get("resumed", ()), line]}
     store.write_json(path, here)
-
-
-def _name(device: torch.device) -> str:
-    """`cpu`, or `cuda` with the name of the GPU."""
-    return device.type if device.type == "cpu" else f"cuda: {torch.cuda.get_device_name(device)}"
 
 
 def _processor() -> str:

@@ -143,9 +143,6 @@ class _Steps(ABC):
 class Training(_Steps):
     """One run in memory.
 
-    With several processes (torchrun) every rank has one, and all ranks call the same members at the
-    same time, so that these may communicate. The figures and the state of rank 0 count.
-
     Attributes:
         device: where it trains, for the record of the environment.
     """

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(fcco_experiments.__file__).parent
 LAYERS = [
-    "prose", "config", "distributed", "strategy", "task", "data", "store", "environment",
+    "prose", "config", "task", "data", "store", "environment",
     "backbones", "stats", "tasks", "results", "run", "sweep", "report", "compare", "cli",
     "__main__",
 ]  # fmt: skip

@@ -17,11 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import fcco
 from fcco import _checks
-from fcco._distributed import Group
 from fcco.groups import GroupBatchSampler
 from fcco.methods.lagrangian import ProximalRound
 
-from .. import strategy
 from ..data.grouped import Samples, Vectors
 from ..task import Experiment, Method, Row, Training
 
@@ -29,8 +27,6 @@ PART_KEYS = {"train": "train", "validation": "val", "test": "test"}
 """Parts of the data as the keys of rows call them."""
 
 Schedule = Literal["constant", "step", "milestones", "linear", "cosine"]
-
-_AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +38,7 @@ class OnMachine(Experiment):
     )  # fmt: skip
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # "auto": a GPU when there is one
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"  # of the forward pass
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the forward pass
     recompute: bool = False  # gradient checkpointing of the backbone
     loaders: int = 0  # worker processes that read images from files
     pin_memory: bool = False  # page-locked memory for batches on their way to a GPU
@@ -123,8 +119,7 @@ def learning_rate_factor(config: Scheduled, epoch: float) -> float:
 
 def autocast(config: OnMachine, device: torch.device) -> AbstractContextManager[Any]:
     """The `precision` of a forward pass."""
-    kind = _AUTOCAST.get(config.precision)
-    return nullcontext() if kind is None else torch.autocast(device.type, dtype=kind)
+    return torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bfloat16")
 
 
 def perceptron(width: int, hidden: Sequence[int], outputs: int) -> list[nn.Module]:
@@ -221,17 +216,9 @@ def chunks(
     samples: Samples,
     rows: Tensor,
     device: torch.device,
-    group: Group | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Places with their inputs, for evaluation: each of the ranks its share.
-
-    Every rank gets the same number of chunks, none of them empty: where samples do not go round,
-    the last place comes twice. The caller counts each place once.
-    """
-    rank, size = (0, 1) if group is None else (group.rank, group.size)
-    share = -(-len(rows) // size)
-    places = torch.arange(rank * share, (rank + 1) * share).clamp(max=len(rows) - 1)
-    pieces = places.split(config.evaluate_batch)
+    """Places with their inputs, for evaluation."""
+    pieces = torch.arange(len(rows)).split(config.evaluate_batch)
     if isinstance(samples, Vectors):
         values = samples.values
         for piece in pieces:
@@ -249,23 +236,14 @@ def per_sample(
     rows: Tensor,
     device: torch.device,
     function: Callable[[Tensor, Tensor], Tensor],
-    group: Group | None = None,
 ) -> Tensor:
-    """What `function` makes of inputs and their places, (b, k), for all rows; ranks share them."""
-    found = torch.empty(0)
-    for places, inputs in chunks(config, samples, rows, device, group):
-        values = function(inputs, here := places.to(device))
-        if not len(found):
-            found = values.new_zeros(len(rows), values.shape[1] + 1)
-        found[here, :-1], found[here, -1] = values, 1.0
-    if group is not None:
-        torch.distributed.all_reduce(found, group=group.handle)
-    # The last column counts: where samples do not go round, a rank meets one twice.
-    return found[:, :-1] / found[:, -1:]
+    """What `function` makes of inputs and their places, (b, k), for all rows."""
+    pieces = chunks(config, samples, rows, device)
+    return torch.cat([function(inputs, places.to(device)) for places, inputs in pieces])
 
 
 class Batches:
-    """An endless stream of batches that can be resumed; each rank gets its slice of each stream.
+    """An endless stream of batches that can be resumed.
 
     A batch joins what one or several samplers draw, each from a stream of rows of its own: `rows`
     holds the row of each place of each stream. `Vectors` are indexed in memory, other samples read
@@ -338,7 +316,7 @@ class Batches:
 class BaseTraining(Training):
     """The loop of a run: set the learning rate, update the weights, count.
 
-    The model lies on the device, as `strategy.wrap` gave it; `batches` have a `state_dict`.
+    The model lies on the device; `batches` have a `state_dict`.
     """
 
     config: Any  # subclasses say which
@@ -373,14 +351,16 @@ class BaseTraining(Training):
         return self._samples_per_step
 
     @abstractmethod
-    def update(self) -> None:
-        """Draw a batch and step the optimizer with it."""
+    def loss(self) -> Tensor:
+        """The loss of the next batch, whose gradient the optimizer takes."""
 
     def step(self) -> None:
         start = time.perf_counter()
         epoch = self.steps / self.steps_per_epoch
         self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
-        self.update()
+        self.loss().backward()
+        self.built.optimizer.step()
+        self.built.optimizer.zero_grad()
         self.steps += 1
         self.seconds += time.perf_counter() - start
 
@@ -402,14 +382,20 @@ class BaseTraining(Training):
         return {"samples_per_second": self.steps * self.samples_per_step / self.seconds}
 
     def state_dict(self) -> dict[str, Any]:
+        objective = self.built.objective
         return {
             "steps": self.steps,
             "seconds": self.seconds,
             "batches": self.batches.state_dict(),
-            **strategy.state(self.model, self.built.optimizer, self.built.objective),
+            "model": self.model.state_dict(),
+            "optimizer": self.built.optimizer.state_dict(),
+            "objective": None if objective is None else objective.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps, self.seconds = int(state["steps"]), float(state["seconds"])
         self.batches.load_state_dict(state["batches"])
-        strategy.load(self.model, self.built.optimizer, self.built.objective, state)
+        self.model.load_state_dict(state["model"])
+        self.built.optimizer.load_state_dict(state["optimizer"])
+        if self.built.objective is not None:
+            self.built.objective.load_state_dict(state["objective"])

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import backbones, distributed
+from .. import backbones, environment
 from ..data.grouped import GroupedData, GroupedPart, Samples, Vectors
 from ..task import Problem, Progress
-from .base import OnMachine, perceptron
+from .base import BaseTraining, OnMachine, autocast, perceptron
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class NetworkProblem(Problem):
                 f"{config.data} is of the kind {data.kind}."
             )
         self.config, self.data, self.outputs = config, data, outputs
-        self.device = distributed.device(config.device)
+        self.device = environment.device(config.device)
         self.samples = self._samples(progress)
         self._parts: dict[int, Mapping[str, GroupedPart]] = {}
 
@@ -177,3 +177,13 @@ class NetworkProblem(Problem):
 
     def fingerprint(self) -> str:
         return self.data.fingerprint
+
+
+class NetworkTraining(BaseTraining):
+    """A run of a network of this kind."""
+
+    def scores(self, inputs: Tensor) -> Tensor:
+        """What the network makes of inputs, in float32."""
+        with autocast(self.config, self.device):
+            scores = self.model(inputs)
+        return scores if self.config.precision == "float32" else scores.float()

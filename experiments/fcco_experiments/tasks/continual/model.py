@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fcco._distributed import Group
 from fcco.continual import TaskHeads
 
 from ...data.grouped import Samples
@@ -60,10 +59,9 @@ class Continual(Scheduled, OnMachine):
     heads: int = 16  # rank of the text projection's head for each protected class; 0 for none
     temperature: float = 0.05  # tau, of the contrastive loss and of the classifier
     sample_limit: int = 0  # samples of each class at most; 0 keeps all
-    old: str = ""  # file with the old model's weights; it is trained first unless given
-    old_share: float = 1.0  # of the protected classes' training images, for that training
+    old_share: float = 1.0  # of the protected classes' training images, for the old model
     protect: Literal["train", "held-out"] = "train"
-    old_epochs: int = 5  # of that training, on the pairs of the protected classes
+    old_epochs: int = 5  # of its training, on the pairs of the protected classes
     old_lr: float = 1e-3
     old_batch: int = 128
     batch: int = 64  # target pairs
@@ -77,15 +75,9 @@ class Continual(Scheduled, OnMachine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for names, least in (
-            ("tokens width old_batch batch negatives per_class steps_per_epoch", 1),
-            ("heads sample_limit old_epochs forget_limit", 0),
-        ):
-            for name in names.split():
-                if getattr(self, name) < least:
-                    raise ValueError(
-                        f"`{name}` must be at least {least} but is: {getattr(self, name)}."
-                    )
+        self.at_least(1, "tokens", "width", "old_batch", "batch", "negatives", "per_class")
+        self.at_least(1, "steps_per_epoch")
+        self.at_least(0, "heads", "sample_limit", "old_epochs", "forget_limit")
         for text in (self.prompt, *self.captions):
             if [text.count(mark) for mark in ("{}", "{", "}")] != [1, 1, 1]:
                 raise ValueError(
@@ -108,7 +100,6 @@ class Continual(Scheduled, OnMachine):
             (min(self.size) > 0, f"`size` must be a height and a width but is: {self.size}"),
             (alike or not bare, "`image_backbone`, `text_backbone`: give both or none of them"),
             (not bare or self.train != "all", "`train: all` needs an image and a text backbone"),
-            (self.precision != "float16", "`precision` may be bfloat16 here, not float16"),
         ):
             if not valid:
                 raise ValueError(f"{wanted}.")
@@ -215,7 +206,7 @@ def made_up(words: Sequence[str], width: int = 32) -> Tensor:
 
 
 class Encoder:
-    """From samples and texts to unit vectors, by a `TwoBackbones`, perhaps wrapped for ranks."""
+    """From samples and texts to unit vectors, by a `TwoBackbones`."""
 
     def __init__(self, problem: ContinualProblem, model: nn.Module) -> None:
         self.config, self.device, self.model = problem.config, problem.device, model
@@ -233,10 +224,8 @@ class Encoder:
         """Scores of the classes from unit vectors: cosines over the temperature."""
         return images @ prompts.T / self.config.temperature
 
-    def all(
-        self, samples: Samples, rows: Tensor, texts: Tensor, group: Group | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Vectors of rows of the samples and of texts by id; ranks of a group share the work."""
+    def all(self, samples: Samples, rows: Tensor, texts: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors of rows of the samples and of texts by id."""
         read = torch.empty(0)
 
         def seen(inputs: Tensor, _: Tensor) -> Tensor:
@@ -244,5 +233,5 @@ class Encoder:
             vectors, read = self(inputs, texts)
             return vectors
 
-        vectors = per_sample(self.config, samples, rows, self.device, seen, group)
+        vectors = per_sample(self.config, samples, rows, self.device, seen)
         return vectors, read

@@ -5,39 +5,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fcco
-from fcco._distributed import find_group
 from fcco.groups import GroupBatchSampler
-from fcco.inputs import mean_loss
 from fcco.rules.cvar import threshold
 
-from ... import strategy
 from ...data.grouped import GroupedPart, Samples
 from ...task import Method, Row
 from ..base import (
     PART_KEYS,
-    BaseTraining,
     Batches,
     Scheduled,
     Stepped,
-    autocast,
     check_method,
     chunks,
     make_optimizer,
     per_sample,
 )
-from ..network import Networked
-
-_SMALLEST_SCALE = 1e-6
-"""A scale of gradients below this has been halved 36 times in vain."""
-_MOST_BYTES = 1 << 36
-"""Of the gradients of all groups, which the spectrum holds at once."""
+from ..network import Networked, NetworkTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +42,8 @@ class GroupDRO(Scheduled, Networked):
         distinct: drop texts that repeat one of their own group, so that no copy of a training text
             is a test text.
         choose_by: the figure by which a sweep chooses settings and, on test data, a comparison is
-            judged: `"val_cvar"`; `"train_cvar"`, how well the problem is solved, whatever that is
-            worth on other data; or an accuracy over the reported groups, `"val_worst_accuracy"` or
-            `"val_tenth_accuracy"` (tenth percentile), whichever the data set has.
+            judged: `"val_cvar"`, or `"train_cvar"`, how well the problem is solved, whatever that
+            is worth on other data.
         spectrum: compute the smallest eigenvalue of the groups' Jacobian Gram matrix at the end
             (assumption LBSV), over all weights.
     """
@@ -64,28 +53,20 @@ class GroupDRO(Scheduled, Networked):
     groups_per_batch: int = 4  # B1; 0: as many as there are with two samples each
     sample_limit: int = 0  # at most so many samples of each group are kept; 0 keeps all
     distinct: bool = False
-    choose_by: Literal["train_cvar", "val_cvar", "val_worst_accuracy", "val_tenth_accuracy"] = (
-        "val_cvar"
-    )
+    choose_by: Literal["train_cvar", "val_cvar"] = "val_cvar"
     spectrum: bool = False
-    accumulate: int = 1  # micro-batches that a batch is cut into
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
         super().__post_init__()
         if not 0 < self.ratio <= 1:
             raise ValueError(f"`ratio` must be in (0, 1] but is: {self.ratio}.")
-        self.at_least(1, "batch", "accumulate")
+        self.at_least(1, "batch")
         self.at_least(0, "sample_limit", "groups_per_batch")
         if self.groups_per_batch and self.batch % self.groups_per_batch:
             raise ValueError(
                 f"`batch` must be a multiple of groups_per_batch = {self.groups_per_batch} "
                 f"but is: {self.batch}."
-            )
-        if self.groups_per_batch % self.accumulate:
-            raise ValueError(
-                f"`accumulate` must divide groups_per_batch = {self.groups_per_batch} (micro-"
-                f"batches hold whole groups) but is: {self.accumulate}."
             )
 
     def with_groups(self, number: int) -> GroupDRO:
@@ -93,9 +74,8 @@ class GroupDRO(Scheduled, Networked):
         if self.groups_per_batch:
             return self
         most = max(1, min(number, self.batch // 2))
-        sizes = range(most, 0, -1)
-        fitting = (n for n in sizes if self.batch % n == 0 and n % self.accumulate == 0)
-        return replace(self, groups_per_batch=next(fitting, self.accumulate))
+        fitting = next(n for n in range(most, 0, -1) if self.batch % n == 0)
+        return replace(self, groups_per_batch=fitting)
 
     @property
     def per_group(self) -> int:
@@ -106,11 +86,6 @@ class GroupDRO(Scheduled, Networked):
     def share(self) -> str:
         """The ratio in words."""
         return f"{100 * self.ratio:g} %"
-
-    @property
-    def by_accuracy(self) -> bool:
-        """Whether settings are chosen by an accuracy, not by the CVaR."""
-        return self.choose_by.endswith("accuracy")
 
 
 # The methods.
@@ -196,8 +171,8 @@ def _check(method: Method) -> None:
     for name in ("smoothing", "nu", "eta") if word == "alexr2" else ():
         if name not in settings:
             raise ValueError(f"`settings.{name}` is needed for {word}.")
-    if method.independent and word != "alexr2":
-        raise ValueError(f"`independent` is for alexr2 but not for {word}.")
+    if method.independent:
+        raise ValueError("`independent` is for none of these methods.")
 
 
 # Figures of an evaluation.
@@ -263,15 +238,7 @@ def figures(
 # The run.
 
 
-class Batch(NamedTuple):
-    """Raw inputs with labels and group ids, on the device."""
-
-    inputs: Tensor
-    label: Tensor
-    group: Tensor
-
-
-class GroupDROTraining(BaseTraining):
+class GroupDROTraining(NetworkTraining):
     """A method on a data set from a seed; `summary` is that of `GroupedData`."""
 
     def __init__(
@@ -287,108 +254,29 @@ class GroupDROTraining(BaseTraining):
     ) -> None:
         self.samples, self.parts, self.summary = samples, parts, summary
         train = self.train = parts["train"]
-        self.copies = 2 if method.independent else 1
-        steps, size = -(-len(train) // (config.batch * self.copies)), config.batch * self.copies
-        model = strategy.wrap(model, device)
+        steps = -(-len(train) // config.batch)
+        model = model.to(device)
         built = build(model, method, config, torch.bincount(train.group), steps * config.epochs)
         # Where groups overlap, a sample that is drawn for one counts in that one alone.
         drawn = train.memberships()
         group, number, each = drawn.group, config.groups_per_batch, config.per_group
         if built.objective is None:  # without one (ERM) all samples are one group
             drawn, group, number, each = train, torch.zeros_like(train.rows), 1, config.batch
-        sampler = GroupBatchSampler(
-            group, number, each * self.copies, batches_per_epoch=steps, seed=seed
-        )
+        sampler = GroupBatchSampler(group, number, each, batches_per_epoch=steps, seed=seed)
         batches = Batches(config, samples, [drawn.rows], [sampler], device)
-        super().__init__(config, method, model, built, batches, device, (steps, size))
+        super().__init__(config, method, model, built, batches, device, (steps, config.batch))
         ids = drawn.group if drawn.member is None else group
         self._label, self._group = drawn.label.to(device), ids.to(device)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
-        self._check()
 
-    def _check(self) -> None:
-        """Refuse options that do not go together, before any step."""
-        config, ranks = self.config, find_group()
-        if config.precision == "float16" and self.method.method == "alexr2":
-            raise ValueError(
-                "`precision: float16` scales gradients and skips steps, which the proximal point "
-                "of alexr2 does not know; use bfloat16."
-            )
-        micro = config.accumulate * (1 if ranks is None else ranks.size)
-        if config.accumulate > 1 and config.groups_per_batch % micro:
-            raise ValueError(
-                f"`groups_per_batch` = {config.groups_per_batch} must be a multiple of "
-                f"accumulate times processes, {micro}: micro-batches hold whole groups."
-            )
-        number = len(self.train.group_names)
-        size = 8 * number * sum(w.numel() for w in self.model.parameters() if w.requires_grad)
-        if config.spectrum and size > _MOST_BYTES:
-            raise ValueError(
-                f"`spectrum` holds the gradients of all {number} groups at once, here "
-                f"{size / 2**30:.0f} GiB, more than {_MOST_BYTES >> 30}; leave it out."
-            )
-
-    # Steps.
-
-    def update(self) -> None:
-        pieces = self.draw()
-        while not self._try_step(pieces):
-            if self.scaler.get_scale() < _SMALLEST_SCALE:
-                raise FloatingPointError("The gradients are not finite, however they are scaled.")
-
-    def draw(self) -> list[tuple[Batch, Batch | None]]:
-        """The micro-batches of a step, each of whole groups, with an independent one if wanted.
-
-        Of each group the odd samples are the independent batch: odd in the batch of all ranks, so
-        that any number of ranks makes the same two batches.
-        """
+    def loss(self) -> Tensor:
         inputs, (places,) = self.batches.draw()
         places = places.to(self.device)
-        columns = (inputs, self._label[places], self._group[places])
-        split = (column.tensor_split(self.config.accumulate) for column in columns)
-        pieces = [Batch(*piece) for piece in zip(*split, strict=True)]
-        if self.copies == 1:
-            return [(piece, None) for piece in pieces]
-        (sampler,) = self.batches.samplers
-        first = self.samples_per_step * sampler.rank // sampler.world_size  # of this rank
-        halves = slice(first % 2, None, 2), slice(1 - first % 2, None, 2)
-        return [
-            tuple(Batch(*(column[half] for column in piece)) for half in halves) for piece in pieces
-        ]  # pyright: ignore[reportReturnType]
 
-    def _try_step(self, pieces: list[tuple[Batch, Batch | None]]) -> bool:
-        """Make a step; False when scaled gradients overflowed, which makes the scale smaller.
+        def losses() -> Tensor:
+            return cross_entropy(self.scores(inputs), self._label[places], reduction="none")
 
-        The same batch must come again then: the tracker waits for the step with its samples, and a
-        checkpoint would not hold them.
-        """
         objective = self.built.objective
-        for batch, other in pieces:
-            if objective is None:
-                loss = mean_loss(self._losses(batch), find_group())
-            elif other is None:
-                loss = objective(lambda b=batch: self._losses(b), batch.group)
-            else:
-                loss = objective(
-                    lambda b=batch: self._losses(b), batch.group,
-                    gradient=lambda b=other: self._losses(b), gradient_index=other.group,
-                )  # fmt: skip
-            self.scaler.scale(loss / len(pieces)).backward()
-        optimizer, scale = self.built.optimizer, self.scaler.get_scale()
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        optimizer.zero_grad()
-        return self.scaler.get_scale() >= scale
-
-    def _losses(self, batch: Batch) -> Tensor:
-        return cross_entropy(self._scores(batch.inputs), batch.label, reduction="none")
-
-    def _scores(self, inputs: Tensor) -> Tensor:
-        with autocast(self.config, self.device):
-            scores = self.model(inputs)
-        return scores if self.config.precision == "float32" else scores.float()
-
-    # Figures.
+        return losses().mean() if objective is None else objective(losses, self._group[places])
 
     def evaluate(self) -> Row:
         row, losses, config = Row(), {}, self.config
@@ -419,12 +307,11 @@ class GroupDROTraining(BaseTraining):
         label = part.label.to(self.device)
 
         def both(inputs: Tensor, here: Tensor) -> Tensor:
-            scores, own = self._scores(inputs), label[here]
+            scores, own = self.scores(inputs), label[here]
             losses = cross_entropy(scores, own, reduction="none").double()
             return torch.stack([losses, (scores.argmax(1) == own).double()], 1)
 
-        rows, ranks = part.rows, find_group()
-        return per_sample(self.config, self.samples, rows, self.device, both, ranks).T.cpu()
+        return per_sample(self.config, self.samples, part.rows, self.device, both).T.cpu()
 
     def finish(self) -> Row:
         names = shown_names(self.train.group_names)
@@ -460,7 +347,7 @@ class GroupDROTraining(BaseTraining):
         """
         small = min(self.config.batch, self.config.evaluate_batch)
         config, part = replace(self.config, evaluate_batch=small), self.train.memberships()
-        model = strategy.unwrapped(self.model)
+        model = self.model
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         sizes, total = torch.bincount(part.group), sum(w.numel() for w in weights)
         result = torch.zeros(len(sizes), total, dtype=torch.float64, device=self.device)
@@ -475,12 +362,3 @@ class GroupDROTraining(BaseTraining):
                 flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
                 result[group] += flat.double() / size
         return result
-
-    # State.
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "scaler": self.scaler.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.scaler.load_state_dict(dict(state["scaler"]))

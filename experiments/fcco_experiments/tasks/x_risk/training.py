@@ -14,25 +14,20 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from fcco import xrisk
-from fcco._distributed import find_group
 from fcco.groups import GroupBatchSampler
-from fcco.inputs import mean_loss
 
-from ... import strategy
 from ...data.grouped import GroupedPart, Samples
 from ...task import Method, Row
 from ..base import (
     PART_KEYS,
-    BaseTraining,
     Batches,
     Scheduled,
     Stepped,
-    autocast,
     check_method,
     make_optimizer,
     per_sample,
 )
-from ..network import Networked
+from ..network import Networked, NetworkTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +81,6 @@ class XRisk(Scheduled, Networked):
                 f"`queries` must be at most {self.batch // 2}, so that a batch of {self.batch} "
                 f"has two rows of each, but is: {self.queries}."
             )
-        if self.precision == "float16":
-            raise ValueError("`precision` must be float32 or bfloat16 but is: float16.")
 
     @property
     def lists(self) -> bool:
@@ -304,7 +297,7 @@ class _Streams:
         self.own.load_state_dict(state["own"])
 
 
-class XRiskTraining(BaseTraining):
+class XRiskTraining(NetworkTraining):
     """A method on a data set from a seed.
 
     Args:
@@ -332,7 +325,7 @@ class XRiskTraining(BaseTraining):
         self.samples, self.parts, self.values = samples, parts, values
         train = parts["train"]
         steps = -(-len(train) // config.batch)
-        model = strategy.wrap(model, device)
+        model = model.to(device)
         label = values[train.label]
         built = build(model, method, config, label, train.group if config.lists else None)
         # The places of each stream, in the training data.
@@ -366,29 +359,22 @@ class XRiskTraining(BaseTraining):
         self._loss = sample_loss(method, config)
         self.warm_steps = round(config.warm * config.epochs * steps)
 
-    def update(self) -> None:
-        objective, optimizer = self.built.objective, self.built.optimizer
+    def loss(self) -> Tensor:
+        objective = self.built.objective
         if objective is None or self.steps < self.warm_steps:
             inputs, (index,) = self.batches.plain.draw()
-            losses = self._loss(self._scores(inputs), self._label[index.to(self.device)])
-            loss = mean_loss(losses, find_group())
-        else:
-            if self.steps == self.warm_steps:
-                # The squares that Adam keeps are those of other gradients, often far larger.
-                optimizer.state.clear()
-            inputs, places = self.batches.own.draw()
-            streams = zip(self._places, places, strict=True)
-            index = torch.cat([own[place] for own, place in streams]).to(self.device)
-            known = () if self.config.lists else (self._label[index],)
-            loss = objective(lambda: self._scores(inputs), *known, index)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            return self._loss(self._scores(inputs), self._label[index.to(self.device)]).mean()
+        if self.steps == self.warm_steps:
+            # The squares that Adam keeps are those of other gradients, often far larger.
+            self.built.optimizer.state.clear()
+        inputs, places = self.batches.own.draw()
+        streams = zip(self._places, places, strict=True)
+        index = torch.cat([own[place] for own, place in streams]).to(self.device)
+        known = () if self.config.lists else (self._label[index],)
+        return objective(lambda: self._scores(inputs), *known, index)
 
     def _scores(self, inputs: Tensor) -> Tensor:
-        with autocast(self.config, self.device):
-            scores = self.model(inputs).squeeze(1)
-        return scores if self.config.precision == "float32" else scores.float()
+        return self.scores(inputs).squeeze(1)
 
     def evaluate(self) -> Row:
         row, config = Row(), self.config
@@ -408,8 +394,8 @@ class XRiskTraining(BaseTraining):
         def own(inputs: Tensor, _: Tensor) -> Tensor:
             return self._scores(inputs).double().unsqueeze(1)
 
-        rows, ranks = part.rows, find_group()
-        return per_sample(self.config, self.samples, rows, self.device, own, ranks).squeeze(1).cpu()
+        found = per_sample(self.config, self.samples, part.rows, self.device, own)
+        return found.squeeze(1).cpu()
 
     def finish(self) -> Row:
         part = self.parts["test"]
