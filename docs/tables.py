@@ -425,7 +425,6 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "group-dro-networks": group_dro.networks,
     "group-dro-networks-short": group_dro.networks_short,
     "group-dro-heads": group_dro.heads,
-    "group-dro-samples": group_dro.samples_table,
     "group-dro-eigenvalues": group_dro.eigenvalues,
     "identities": lambda *words: identities.table(identities.published(" ".join(words))),
     "identities-short": lambda: identities.table(
