@@ -22,7 +22,7 @@ from fcco.methods import table
 from studies import afrisenti, frontier, many_groups, publish, small_batches
 from studies.constrained import report
 from studies.constrained import report as constrained
-from studies.convergence import results as convergence
+from studies.convergence import __main__ as convergence
 from studies.estimators import __main__ as estimators
 from studies.group_dro import report as group_dro
 from studies.identities import __main__ as identities
@@ -416,7 +416,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "constrained": lambda problem: constrained.table(
         publish.table("constrained")["problems"][problem]["methods"]
     ),
-    "convergence": lambda *words: convergence.relative(publish.table("convergence"), *words),
+    "convergence": lambda output: convergence.relative(publish.table("convergence"), output),
     "estimators": lambda: estimators.summary(estimators.published()),
     "estimators-short": lambda: estimators.summary(
         estimators.published(), "ours", *(n for n in estimators.RIVALS if n != "GridSearch")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from fcco_experiments import sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
@@ -19,7 +20,6 @@ from fcco_experiments.tasks.x_risk import data as arrays
 from fcco_experiments.tasks.x_risk.training import XRiskTraining
 from grouped_fixtures import Faces, put, stand_in
 from sklearn.metrics import average_precision_score
-from typer.testing import CliRunner
 from x_risk_cases import one_thread  # noqa: F401 (used by being here)
 
 

@@ -260,6 +260,11 @@ def table(found: dict[str, Any]) -> str:
     return publish.plain(rows)
 
 
+def make(name: str) -> Any:
+    """A problem of either part."""
+    return (groups if name in groups.PROBLEMS else constraints).make(name)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("untuned", __doc__)
     parser.add_argument("--only", default="", metavar="PATTERN", help="of PROBLEM: METHOD")
@@ -273,9 +278,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             entries += plan_groups(name, seeds, options.quick)
     entries = [entry for entry in entries if wanted.search(str(entry))]
     names = dict.fromkeys(entry.base for entry in entries)
-    there = available(names, lambda name: part_of(name).make(name), options.left_out)
+    there = available(names, make, options.left_out)
     entries = [entry for entry in entries if entry.base in there]
-    runner = Runner(run, Figures, options.workers, options.out)
+    runner = Runner(groups.run, Figures, options.workers, options.out)
     runner([job for entry in entries for own in entry.candidates.values() for job in own], "runs")
     found = {**collect(entries, runner.known), "left_out": options.left_out}
     for name, part in {"calibration": calibration.run, "alarms": alarms.run}.items():
@@ -288,16 +293,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         publish.write(publish.RESULTS / "untuned", found, commit=options.commit)
     if options.json:
         print(json.dumps(publish.finite(found)))
-
-
-def part_of(problem: str) -> Any:
-    """The module that makes and runs it."""
-    return groups if problem in groups.PROBLEMS else constraints
-
-
-def run(job: Job) -> Figures:
-    """Train as the job says, under constraints or over groups."""
-    return part_of(job.problem).run(job)
 
 
 if __name__ == "__main__":

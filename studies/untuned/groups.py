@@ -22,6 +22,7 @@ import fcco
 from studies.constrained.problems import Setting
 from studies.runner import Job
 
+from . import constraints
 from .constraints import Figures
 
 DECADES = (1e-3, 1e-2, 1e-1)
@@ -314,7 +315,9 @@ def train(
 
 
 def run(job: Job) -> Figures:
-    """Train as the job says; the objective is the CVaR at the ratio of its setting."""
+    """Train as the job says, under constraints or over groups: then the objective is the CVaR."""
+    if job.problem not in PROBLEMS:
+        return constraints.run(job)
     torch.set_num_threads(1)
     problem = make(job.problem)
     try:

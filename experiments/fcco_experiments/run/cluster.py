@@ -183,7 +183,9 @@ def _do(number: int, here: _Here) -> list[Outcome]:
                 problem = fetch(like, lambda *download: None)
                 _loaded.append(problem or load(like, link.tell))
             except LoadError as error:
-                raise LoadError(f"{error} (on {socket.gethostname()})", error.details) from error
+                raise LoadError(
+                    f"{error.args[0]} (on {socket.gethostname()})", error.details
+                ) from error
         return job.do(_loaded[0], link.tell, link.stop)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from fcco import NonFiniteValue
 
 from .. import environment, store, tasks
-from ..config import dump, plain
+from ..config import UserError, dump, plain
 from ..store import FAILURE, Event, FolderError, Kind, Outcome, RunSpec
 from ..task import Experiment, FleetTraining, Problem, Progress, Row, Task, Training
 from . import checkpoint
@@ -34,7 +33,7 @@ _TELL_EVERY = 0.2  # seconds between two progress events of a run
 # --- what one process does at a time --------------------------------------------------------------
 
 
-class LoadError(Exception):
+class LoadError(UserError):
     """The data of a task cannot be loaded; `details` is a traceback, where one is needed."""
 
     def __init__(self, message: str, details: str = "") -> None:
@@ -42,7 +41,7 @@ class LoadError(Exception):
         self.details = details
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return "\n".join(filter(None, self.args))
 
 
 def load(spec: RunSpec, tell: Tell) -> Problem:
@@ -107,7 +106,6 @@ class Job(ABC):
 class Run(Job):
     """One run."""
 
-    resume: bool = False
     tensorboard: bool = False
 
     @property
@@ -119,21 +117,14 @@ class Run(Job):
         folder = spec.folder(self.out)
         try:
             (folder / FAILURE).unlink(missing_ok=True)
-            options: dict[str, Any] = {"resume": self.resume, "tensorboard": self.tensorboard}
-            return [train(spec, folder, problem, stop=stop, on_event=tell, **options)]
+            board = self.tensorboard
+            return [train(spec, folder, problem, stop=stop, on_event=tell, tensorboard=board)]
         except Exception as error:
             return self.raised(error, folder / FAILURE, tell)
 
 
-def finished_result(spec: RunSpec, folder: Path, *, resume: bool) -> dict[str, Any] | None:
-    """The result of a finished run; refuses a folder that cannot be used, and changes nothing."""
-    if not store.has_run(folder):
-        return None
-    if not resume:
-        raise FolderError(
-            f"{folder} has a run already. Go on with it: --resume. Delete it and start anew: "
-            "--overwrite."
-        )
+def finished_result(spec: RunSpec, folder: Path) -> dict[str, Any] | None:
+    """The result of a finished run; refuses the folder of another one."""
     saved = store.read_spec(folder) if (folder / store.CONFIG).is_file() else None
     if saved is not None and (changes := spec.differences(saved)):
         raise FolderError(
@@ -148,7 +139,6 @@ def train(
     folder: Path,
     problem: Problem | None = None,
     *,
-    resume: bool = False,
     stop: Stop = lambda: False,
     on_event: Tell = lambda event: None,
     tensorboard: bool = False,
@@ -159,10 +149,10 @@ def train(
     `evaluate_every` epochs and at the end; checkpoints every `checkpoint_every` epochs, at the end
     and when asked to stop.
 
-    With `resume` a run goes on from its checkpoint, if there is one, and a finished one is left as
-    it is. `stop` is asked after each step; when true, the run saves itself and ends.
+    A run goes on from its checkpoint, if there is one, and a finished one is left as it is. `stop`
+    is asked after each step; when true, the run saves itself and ends.
     """
-    result = finished_result(spec, folder, resume=resume)
+    result = finished_result(spec, folder)
     if result is not None:
         return outcome_of(spec.label, result)
     task = tasks.get(spec.task)
@@ -359,10 +349,8 @@ class _Run(Loop):
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
 
-            shutil.rmtree(self.folder / store.TENSORBOARD, ignore_errors=True)
-            self.board = SummaryWriter(str(self.folder / store.TENSORBOARD))
-            for row in self.rows:
-                self._add_scalars(row)
+            later = self.step + 1 if self.rows else 0
+            self.board = SummaryWriter(str(self.folder / store.TENSORBOARD), purge_step=later)
 
     def _add_scalars(self, row: Row) -> None:
         """One evaluation for TensorBoard; lists become one scalar for each entry."""

@@ -82,14 +82,10 @@ class Fleets:
         return jobs + [replace(here, specs=tuple(p), number=k) for k, p in enumerate(parts, first)]
 
 
-def cut(specs: Sequence[RunSpec], size: int) -> list[list[RunSpec]]:
+def cut(specs: list[RunSpec], size: int) -> list[list[RunSpec]]:
     """Parts of at most so many runs, and of nearly equal size."""
-    parts, left = list[list[RunSpec]](), list(specs)
-    while left:
-        end = math.ceil(len(left) / math.ceil(len(left) / size))
-        parts.append(left[:end])
-        left = left[end:]
-    return parts
+    number = math.ceil(len(specs) / size)
+    return [specs[k::number] for k in range(number)]
 
 
 def _numbers(out: Path) -> set[int]:
@@ -324,14 +320,13 @@ class _Fleets:
         done = store.read_results(self.job.lines)
         own = [spec for spec in self.job.specs if spec.label in done]  # of a process that was lost
         self.outcomes = [engine.outcome_of(spec.label, done[spec.label]) for spec in own]
-        left = [spec for spec in self.job.specs if spec.label not in done]
+        left = {spec.label: spec for spec in self.job.specs if spec.label not in done}
         saved = self.job.read(self.job.specs[0])
         held = [store.label(line) for line in saved["runs"]] if saved is not None else []
-        known = {spec.label: spec for spec in left}
-        if saved is not None and known.keys() >= set(held):
-            self._train_all([[known.pop(label) for label in held]], saved)
-        if known and not self.stop():
-            self._train_all(cut(list(known.values()), self._size(list(known.values()))))
+        if saved is not None and left.keys() >= set(held):
+            self._train_all([[left.pop(label) for label in held]], saved)
+        if left and not self.stop():
+            self._train_all(cut(list(left.values()), self._size(list(left.values()))))
         return self.outcomes
 
     def _train_all(self, parts: Sequence[list[RunSpec]], saved: Row | None = None) -> None:
