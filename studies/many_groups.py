@@ -16,7 +16,6 @@ problem was chosen with seeds 100 to 102.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -229,10 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [[n, publish.mean_std(own, 4), f"{max(own):.4f}"] for n, own in found.items()]
     print(publish.plain([["CVaR above the least possible", "mean ± std", "largest"], *rows]))
     result = {"seeds": list(seeds), "least": least, "excess": found}
-    if options.publish:
-        publish.write(publish.RESULTS / "many-groups", result, commit=options.commit)
-    if options.json:
-        print(json.dumps(result))
+    publish.conclude(options, "many-groups", result)
 
 
 SHOWN = {

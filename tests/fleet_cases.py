@@ -295,30 +295,6 @@ def sox(model: nn.Module, run: int) -> Made:
     return optimizer, fcco.methods.sox(model, optimizer, outer, BLOCKS, gamma=0.2 + 0.3 * run)
 
 
-def extrapolated(model: nn.Module, run: int) -> Made:
-    optimizer, gamma = sgd(model, 0.02 + 0.01 * run), (0.5 + run) / (1.5 + run)
-    return optimizer, fcco.methods.sonex(
-        model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, smoothing=0.1, gamma=gamma,
-        correction=0.2 * (run + 1) * gamma, read="new",
-    )  # fmt: skip
-
-
-def li2024(model: nn.Module, run: int) -> Made:
-    optimizer = adam(model, run)
-    return optimizer, fcco.constrained(
-        model, optimizer, NAMES, "squared-hinge", penalty=5.0 + run, gamma=0.3 + 0.2 * run,
-        tolerance=0.05 * run, margin=0.01,
-    )  # fmt: skip
-
-
-def yang(model: nn.Module, run: int) -> Made:
-    optimizer = sgd(model, 0.01 + 0.01 * run)
-    return optimizer, fcco.constrained(
-        model, optimizer, BLOCKS, "hinge", penalty=1.0 + run, gamma=0.8 - 0.2 * run,
-        correction=0.1 * (run + 1), margin=0.02 * (run + 1),
-    )  # fmt: skip
-
-
 BELOW: list[Any] = [
     [0.2, fcco.AtLeast(-0.4), fcco.AtLeast(-0.5), 0.2],
     [fcco.AtLeast(-0.5), 0.3, 0.2, fcco.AtLeast(-0.4)],
@@ -473,7 +449,6 @@ CASES: dict[str, Case] = {
         multiplied(UPPER), **SAMPLED | {"inner": with_outliers}, **MULTIPLIED
     ),
     "multipliers-filled": Case(multiplied(UPPER), **FILLED, **MULTIPLIED),
-    "multipliers-between": Case(multiplied(BETWEEN), **MULTIPLIED),
     "multipliers-between-sampled": Case(multiplied(BETWEEN), **SAMPLED, **MULTIPLIED),
     "sgd": plain(lambda m, r: sgd(m, 0.03 + 0.01 * r, weight_decay=0.05 * r)),
     "momentum": plain(lambda m, r: sgd(m, 0.02, momentum=0.6 + 0.1 * r, dampening=0.2 * r)),
@@ -488,11 +463,8 @@ CASES: dict[str, Case] = {
     "two-sided": Case(two_sided(adam), inner=pairs, of=TRACKED),
     "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
     "alexr2-adam": Case(alexr2(adam, (3, 5, 1)), of=TRACKED, **SAMPLED),
-    "extrapolated": Case(extrapolated, of=TRACKED),
     "sonx": Case(sonx, of=TRACKED),
     "sox": Case(sox, of=TRACKED, **SAMPLED),
-    "li2024": Case(li2024, inner=named, of=TRACKED),
-    "yang2025": Case(yang, of=TRACKED),
     "icppac": Case(lagrangian(step(), constant, (3, 3, 6)), of=DUAL, independent=True),
     "icppac-cold": Case(lagrangian(momentum, cold), of=DUAL, **FILLED),
     "icppac-adam": Case(lagrangian(adam, constant), of=DUAL),

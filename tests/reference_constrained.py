@@ -115,13 +115,9 @@ def oss(
 
 @dataclass
 class ConExSchedule:
-    """theta_t, tau_t, the step and the weight of x_{t+1}, as functions of t."""
-
-    theta: Schedule
-    tau: Schedule
-    step: Schedule
-    weight: Schedule = lambda t: 1.0
-    warm: bool = True
+    theta: float
+    tau: float
+    step: float
 
 
 def conex(
@@ -138,9 +134,7 @@ def conex(
     path, duals, y = [], [], np.zeros(m)
     for start in range(0, len(samples), steps):
         x_before, x, last = w.copy(), w.copy(), None
-        if not schedule.warm:
-            y = np.zeros(m)
-        total, weights = np.zeros_like(w), 0.0
+        total = np.zeros_like(w)
         for t in range(steps):
             dual_sample, primal_sample = samples[start + t]
             linear = np.zeros(m)
@@ -150,16 +144,15 @@ def conex(
                 slope = problem.constraint_gradient(i, x_before, dual_sample) + 2 * mu * away
                 linear[i] = value + slope @ (x - x_before)
             last = linear if last is None else last
-            theta = schedule.theta(t)
-            s = (1 + theta) * linear + sign * theta * last
-            y = np.maximum(y + s / schedule.tau(t), 0.0)
+            s = (1 + schedule.theta) * linear + sign * schedule.theta * last
+            y = np.maximum(y + s / schedule.tau, 0.0)
             d = problem.objective_gradient(x, primal_sample) + 2 * mu * (x - w)
             for i in range(m):
                 gradient = problem.constraint_gradient(i, x, primal_sample) + 2 * mu * (x - w)
                 d = d + y[i] * gradient
-            x_before, x, last = x, x - schedule.step(t) * d, linear
-            total, weights = total + schedule.weight(t) * x, weights + schedule.weight(t)
-            path.append(x if t < steps - 1 else total / weights)
+            x_before, x, last = x, x - schedule.step * d, linear
+            total = total + x
+            path.append(x if t < steps - 1 else total / steps)
             duals.append(y)
-        w = total / weights
+        w = total / steps
     return np.array(path), np.array(duals)

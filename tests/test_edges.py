@@ -9,7 +9,6 @@ import pickle
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from problems import Point
@@ -110,16 +109,6 @@ def test_long_float32_sums_keep_their_digits():
     tracker = fcco.tracker.InnerTracker(1, gamma=1.0, correction=0.0)
     tracker(torch.full((number,), 0.1), torch.zeros(number, dtype=torch.int64))
     assert tracker.value.item() == pytest.approx(0.1, rel=1e-6)
-
-
-@pytest.mark.parametrize("form", [list, tuple, np.asarray, lambda ids: np.asarray(ids, np.uint8)])
-def test_an_index_may_be_a_list_or_an_array(form):
-    model = Point([1.0, 2.0])
-    losses = []
-    for index in (form([2, 0]), torch.tensor([2, 0])):
-        objective = fcco.CVaRGroupDRO(model, sgd(model), 3, 0.5)
-        losses.append(objective(lambda: model.w * 2, index).item())
-    assert losses[0] == losses[1]
 
 
 def test_values_that_make_u_overflow_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ import fcco
 from fcco.fleet import Fleet, Member, Unsupported, group_members
 
 DOUBLE = torch.float64
-MODES = ("eager", "traced")
 GOOD = 0.05
 
 
@@ -120,8 +120,7 @@ def close_to_single(fleet: Fleet, singles: Sequence[nn.Module], within: float = 
 @pytest.mark.parametrize(
     ("mode", "method", "place", "build"),
     [
-        ("eager", "plain", 0, network), ("eager", "sonex", 2, normed),
-        ("eager", "cvar", 4, network),
+        ("eager", "plain", 0, network), ("eager", "cvar", 4, network),
         ("eager", "alexr2", 2, normed), ("traced", "sonex", 2, normed),
     ],
 )  # fmt: skip
@@ -152,29 +151,16 @@ def test_bad_data_freezes_one_run_and_no_other(
     assert bool(sound.alive.all()) and not same(sound.state, last, [place])
 
 
-@pytest.mark.parametrize(
-    ("mode", "method", "place"),
-    [("eager", "plain", 0), ("eager", "alexr2", 3), ("traced", "sonex", 2)],
-)  # fmt: skip
-def test_a_huge_learning_rate_freezes_one_run(mode: str, method: str, place: int) -> None:
-    runs = 4
-    rates = [GOOD] * runs
-    rates[place] = 1e30
-    sick, sound = (
-        Fleet(
-            [member(method, s, lr, dtype=torch.float32) for s, lr in enumerate(chosen)],
-            function(method),
-            mode=mode,
-        )
-        for chosen in (rates, [GOOD] * runs)
-    )
-    others = [r for r in range(runs) if r != place]
+@pytest.mark.parametrize(("mode", "method"), [("eager", "alexr2"), ("traced", "sonex")])
+def test_a_huge_learning_rate_freezes_one_run(mode: str, method: str) -> None:
+    place, rates = 1, (GOOD, 1e30, GOOD)
+    runs = [member(method, s, lr, dtype=torch.float32) for s, lr in enumerate(rates)]
+    sick = Fleet(runs, inner, mode=mode)
     states = [held(sick)]
-    for batch in batches(runs, 12, torch.float32):
+    for batch in batches(3, 12, torch.float32):
         sick.step(batch)
-        sound.step(batch)
         states.append(held(sick))
-        assert same(sick.state, sound.state, others)
+    assert sick.alive.tolist() == [True, False, True]
     died = int(sick.died[place])
     assert 0 < died < 11
     assert not same(states[died], states[died - 1], [place])  # its last good step
@@ -207,7 +193,7 @@ def test_a_resumed_fleet_goes_on_bitwise(
         runs = [member(method, s, build=build, inner_steps=k) for s, k in enumerate(lengths)]
         return Fleet(runs, inner, mode=mode)
 
-    data = batches(3, 14)
+    data = batches(3, 13)
     data[2][0][1] = torch.nan  # a frozen run is part of a checkpoint
     fleet = fresh()
     for batch in data[:6]:  # in the middle of a round of 4
@@ -223,30 +209,13 @@ def test_a_resumed_fleet_goes_on_bitwise(
         assert same(fleet.state, again.state, range(3))
         assert all(torch.equal(v, again.weights()[n]) for n, v in fleet.weights().items())
     assert again.died.tolist() == fleet.died.tolist() == [-1, 2, -1]
-    assert again.steps == fleet.steps == 14
+    assert again.steps == fleet.steps == 13
     assert same(untouched, saved["state"], range(3))  # a checkpoint is a copy
-
-
-@pytest.mark.parametrize("method, at, ahead", [("alexr2", 6, 1), ("alexr2", 6, 2), ("sonex", 0, 2)])
-def test_a_fleet_goes_back_to_a_checkpoint(method: str, at: int, ahead: int) -> None:
-    """Also one whose state holds a tensor under two names, as after the first step of a round."""
-    fleet, straight = (
-        Fleet([member(method, s, build=normed) for s in range(2)], inner, mode="eager")
-        for _ in range(2)
-    )
-    data = batches(2, 10)
-    for batch in data[:at]:
-        fleet.step(batch)
-        straight.step(batch)
-    saved = fleet.state_dict()
-    for batch in data[:ahead]:
-        fleet.step(batch)
+    # Back, from the first step of a round, where the state holds one tensor under two names.
     fleet.load_state_dict(saved)
-    for batch in data[at:]:
+    for batch in data[6:]:
         fleet.step(batch)
-        straight.step(batch)
-    assert same(fleet.state, straight.state, range(2))
-    assert same(fleet.buffers(), straight.buffers(), range(2))
+    assert same(fleet.state, again.state, range(3)) and fleet.steps == 13
 
 
 def test_a_checkpoint_of_another_fleet_is_refused() -> None:
@@ -308,25 +277,6 @@ def test_set_hyperparameters_of_each_run(mode: str, method: str) -> None:
         optimizer: Any = getattr(run.optimizer, "outer", run.optimizer)
         optimizer.param_groups[0]["lr"] = 0.02
         alone(run, [row(b, place) for b in data[4:]])
-    close_to_single(fleet, models)
-
-
-def test_a_smoothing_that_is_a_function_of_the_step() -> None:
-    """Some never smooth, some stop to: f itself and its envelope, also at values of exactly 0."""
-
-    def kept(model: Any, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        loss, values = inner(model, batch)
-        return loss, values * torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=DOUBLE)
-
-    schedules: list[Any] = [lambda step: 0.5 / (step + 1), 0.1, 0.0, lambda step: 0.1 * (step < 3)]
-    fleet = Fleet(
-        [member(seed=s, smoothing=each) for s, each in enumerate(schedules)], kept, mode="eager"
-    )
-    singles = [member(seed=s, smoothing=each) for s, each in enumerate(schedules)]
-    data = batches(4, 7)
-    for batch in data:
-        fleet.step(batch)
-    models = [alone(run, [row(b, r) for b in data], kept) for r, run in enumerate(singles)]
     close_to_single(fleet, models)
 
 
@@ -394,7 +344,7 @@ def test_both_passes_of_a_step_move_the_statistics() -> None:
     close_to_single(fleet, [single.model])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["eager", "traced"])
 def test_dropout_is_refused(mode: str) -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
@@ -434,120 +384,95 @@ def test_batches_of_another_size_get_a_program_of_their_own() -> None:
 # --- errors ---------------------------------------------------------------------------------------
 
 
+def sgd(model: nn.Module, parameters: Any = None) -> Member:
+    return Member(model, torch.optim.SGD(model.parameters() if parameters is None else parameters))
+
+
+def leaky(slope: float = 0.1, width: int = 4) -> Member:
+    return sgd(nn.Sequential(nn.Linear(3, width), nn.LeakyReLU(slope), nn.Linear(width, 1)))
+
+
+def mixed() -> nn.Module:
+    model = network()
+    model[2].double()  # type: ignore[index]
+    return model
+
+
+def hooked(name: str) -> Member:
+    model = network()
+    getattr(model[0].weight, name)(lambda value: None)  # type: ignore[index]
+    return sgd(model)
+
+
+def last_layer(own: nn.Module | None = None) -> Member:
+    """A run that trains one of its layers."""
+    model = network()
+    run = sgd(model, model[2].parameters())  # type: ignore[index]
+    return run if own is None else Member(own, run.optimizer)
+
+
+REFUSED: list[tuple[Callable[[], list[Member]], str]] = [
+    (lambda: [sgd(network()), last_layer()], "2.bias"),
+    (lambda: [sgd(network()), sgd(half_frozen())], "2.bias"),
+    (lambda: [leaky(), leaky(width=5)], "5, 3.*4, 3"),
+    (lambda: [leaky(), leaky(0.2)], "0.2.*0.1"),
+    (lambda: [sgd(normed()), sgd(normed().eval())], "False.*True"),
+    (lambda: [sgd(mixed())], "float32, torch.float64"),
+    (lambda: [sgd(network().bfloat16())], "bfloat16"),
+    (lambda: [hooked("register_hook")], r"hooks.*0\.weight"),
+    (lambda: [hooked("register_post_accumulate_grad_hook")], r"hooks.*0\.weight"),
+    (lambda: [Member(Point([1.0, 2.0]), sgd(network()).optimizer)], "another model"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_runs_that_make_no_fleet(make: Callable[[], list[Member]], message: str) -> None:
+    with pytest.raises(Unsupported, match=f"(?s){message}"):
+        Fleet(make(), plain_inner)
+
+
 @pytest.mark.parametrize(
     ("number", "options", "message"),
     [
         (0, {}, "at least one run"),
-        (1, {"mode": "quick"}, r"Fleet\(mode=...\).*'traced'.*'quick'"),
-        *(
-            (2, {"streams": streams}, r"Fleet\(streams=...\).* 2 row numbers")
-            for streams in ([0], [0, 1, 2], [[0, 1]], [0, -1])
-        ),
+        (1, {"mode": "quick"}, "mode"),
+        (2, {"streams": [0]}, "streams"),
+        (2, {"streams": [0, -1]}, "streams"),
     ],
-)  # fmt: skip
+)
 def test_wrong_settings(number: int, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Fleet([member(seed=s) for s in range(number)], inner, **options)
 
 
-@pytest.mark.parametrize("streams, rows, message", [
-    (None, 3, r"2 rows, one for each run .*shape \(3, 8, 3\)"),
-    ([0, 5], 2, r"6 rows.* of its streams.*shape \(2, 8, 3\)"),
-])  # fmt: skip
-def test_a_batch_with_other_rows(streams: Any, rows: int, message: str) -> None:
+@pytest.mark.parametrize("streams, rows, found", [(None, 3, "(3, 8, 3)"), ([0, 5], 2, "(2, 8, 3)")])
+def test_a_batch_with_other_rows(streams: Any, rows: int, found: str) -> None:
     fleet = Fleet([member(seed=s) for s in range(2)], inner, streams=streams, mode="eager")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(found)):
         fleet.step(batches(rows, 1)[0])
     assert fleet.steps == 0
 
 
-def test_unknown_hyperparameters() -> None:
-    fleet = Fleet([member(seed=s) for s in range(2)], inner, mode="eager")
-    with pytest.raises(ValueError, match=r"set_hyperparameters.*'rate'.*gamma.*lr.*smoothing"):
-        fleet.set_hyperparameters(rate=1.0)
-    with pytest.raises(RuntimeError):
-        fleet.set_hyperparameters(lr=[0.1, 0.2, 0.3])
-    with pytest.raises(ValueError, match="'rate'"):  # all or nothing
-        fleet.set_hyperparameters(lr=9.0, rate=1.0)
-    assert fleet.hyperparameters["lr"].tolist() == [GOOD, GOOD]
+def test_hyperparameters_that_cannot_be_set() -> None:
+    runs = [member(seed=s, smoothing=lambda step: 0.1 / (step + 1)) for s in range(2)]
+    fleet = Fleet(runs, inner, mode="eager")
+    for wrong in ({"rate": 1.0}, {"lr": [0.1, 0.2, 0.3]}, {"lr": 9.0, "rate": 1.0}):
+        with pytest.raises((ValueError, RuntimeError)):
+            fleet.set_hyperparameters(**wrong)
+    with pytest.raises(ValueError, match="follows a schedule"):
+        fleet.set_hyperparameters(lr=9.0, smoothing=0.5)
+    assert fleet.hyperparameters["lr"].tolist() == [GOOD, GOOD]  # all or nothing
 
 
-def test_hyperparameters_that_follow_a_schedule_cannot_be_set() -> None:
-    fleet = Fleet([member(smoothing=lambda step: 0.1 / (step + 1))], inner)
-    with pytest.raises(ValueError, match=r"'smoothing'.*follows a schedule"):
-        fleet.set_hyperparameters(smoothing=0.5)
-
-
-def test_hyperparameters_have_short_names() -> None:
+def test_a_number_for_each_limit() -> None:
     model = network().to(DOUBLE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    limits = [1.0, 2.0, 3.0, 4.0]
-    objective = fcco.constrained(model, optimizer, 4, "ssg", threshold=0.2, tolerance=limits)
+    objective = fcco.constrained(model, optimizer, 4, "ssg", tolerance=[1.0, 2.0, 3.0, 4.0])
     own: Any = objective.optimizer
     fleet = Fleet([Member(model, own, objective)] * 2, inner)
-    names = {name: value.tolist() for name, value in fleet.hyperparameters.items()}
-    assert names.pop("tolerance") == [[1.0, 2.0, 3.0, 4.0]] * 2
-    assert {name: value[0] for name, value in names.items()} == {
-        "lr": 0.1, "momentum": 0.0, "dampening": 0.0, "least": 0.0, "weight_decay": 0.0,
-        "threshold": 0.2, "margin": 0.0, "gamma": 1.0, "correction": 0.0,
-    }  # fmt: skip
-    fleet.set_hyperparameters(tolerance=[0.5, 0.6], lr=0.3, threshold=[0.6, 0.7])
+    assert fleet.hyperparameters["tolerance"].tolist() == [[1.0, 2.0, 3.0, 4.0]] * 2
+    fleet.set_hyperparameters(tolerance=[0.5, 0.6])
     assert fleet.hyperparameters["tolerance"].tolist() == [[0.5] * 4, [0.6] * 4]
-    assert fleet.hyperparameters["lr"].tolist() == [0.3, 0.3]
-    assert fleet.hyperparameters["threshold"].tolist() == [0.6, 0.7]
-
-
-def test_members_of_several_methods() -> None:
-    members = [member("sonex"), member("plain"), member("sonex", 1), member("alexr2")]
-    with pytest.raises(Unsupported, match=r"(?s)group_members.*run 1 and run 0"):
-        Fleet(members, inner)
-    assert list(group_members(members).values()) == [[0, 2], [1], [3]]
-
-
-def sgd(model: nn.Module, parameters: Any = None, **options: Any) -> Member:
-    own = model.parameters() if parameters is None else parameters
-    return Member(model, torch.optim.SGD(own, lr=0.1, **options))
-
-
-def test_runs_that_do_not_train_the_same_parameters() -> None:
-    partly = network()
-    for other in (sgd(partly, partly[2].parameters()), sgd(half_frozen())):  # type: ignore[index]
-        with pytest.raises(Unsupported, match=r"run 1 and run 0 have:\n.*2.bias"):
-            Fleet([sgd(network()), other], plain_inner)
-    shared = sgd(partly, partly[2].parameters())  # type: ignore[index]
-    fleet = Fleet([shared, Member(network(), shared.optimizer)], plain_inner)
-    assert list(fleet.weights()) == ["2.weight", "2.bias"]
-    with pytest.raises(Unsupported, match=r"(?s)run 1 and run 0 have.*0.weight.*False"):
-        Fleet([shared, Member(half_frozen(), shared.optimizer)], plain_inner)
-
-
-def test_models_that_compute_something_else() -> None:
-    def leaky(slope: float) -> nn.Module:
-        return nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(slope), nn.Linear(4, 1))
-
-    wide = nn.Sequential(nn.Linear(3, 5), nn.LeakyReLU(0.1), nn.Linear(5, 1))
-    with pytest.raises(Unsupported, match=r"(?s)run 1 and run 0 have.*5, 3.*4, 3"):
-        Fleet([sgd(leaky(0.1)), sgd(wide)], plain_inner)
-    with pytest.raises(Unsupported, match=r"(?s)run 1 and run 0 have.*0.2.*0.1"):
-        Fleet([sgd(leaky(0.1)), sgd(leaky(0.2))], plain_inner)
-    with pytest.raises(Unsupported, match=r"(?s)run 1 and run 0 have.*False.*True"):
-        Fleet([sgd(normed()), sgd(normed().eval())], plain_inner)
-
-
-def test_weights_of_low_or_mixed_precision() -> None:
-    mixed = network()
-    mixed[2].double()  # type: ignore[index]
-    for model, kinds in ((mixed, "float32, torch.float64"), (network().bfloat16(), "bfloat16")):
-        with pytest.raises(Unsupported, match=f"single or all of double precision.*{kinds}"):
-            Fleet([sgd(model)], plain_inner)
-
-
-def test_hooks_of_parameters() -> None:
-    for name in ("register_hook", "register_post_accumulate_grad_hook"):
-        model = network()
-        getattr(model[0].weight, name)(lambda value: None)  # type: ignore[index]
-        with pytest.raises(Unsupported, match=r"hooks of the parameter 0\.weight"):
-            Fleet([sgd(model)], plain_inner)
 
 
 def test_names_in_another_order_are_another_signature() -> None:
@@ -559,9 +484,3 @@ def test_names_in_another_order_are_another_signature() -> None:
         objective.term.names = tuple(names)
         members.append(Member(model, optimizer, objective))
     assert list(group_members(members).values()) == [[0, 2], [1]]
-
-
-def test_an_optimizer_of_another_model() -> None:
-    own = member("plain")
-    with pytest.raises(Unsupported, match="another model"):
-        Fleet([Member(Point([1.0, 2.0]), own.optimizer)], plain_inner)

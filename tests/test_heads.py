@@ -7,10 +7,8 @@ import copy
 import pytest
 import torch
 from diagnostics_cases import gram
-from problems import take_step
 from torch import Tensor, nn
 
-from fcco import constrained
 from fcco.continual import TaskHeads
 from fcco.diagnostics import eigenvalues
 
@@ -76,9 +74,8 @@ def test_state_round_trip_is_bitwise():
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda m, x: m(x, TASKS), "must be below 4: 4"),
-    (lambda m, x: m(x, -1), "must be at least 0"),
-    (lambda m, x: m(x, 1.0), "must be an integer"),
+    (lambda m, x: m(x, TASKS), "below 4"),
+    (lambda m, x: m(x, -1), "at least 0"),
     (lambda m, x: m(x, torch.zeros(3, dtype=torch.int64)), r"shape \(20,\)"),
     (lambda m, x: TaskHeads(nn.Linear(2, 2), 0), "tasks=...\\)` must be at least 1"),
     (lambda m, x: TaskHeads(nn.Linear(2, 2), 1, rank=0), "rank=...\\)` must be at least 1"),
@@ -137,47 +134,3 @@ def test_the_gram_matrix_grows_by_a_diagonal_matrix(start, rank):
         assert (by_down == 0).all()
         plain = gram(task_losses(module, False)[0], TASKS, base)
         torch.testing.assert_close(shared_part, plain)  # the same without heads
-
-
-def test_how_much_of_the_gradient_a_head_of_low_rank_sees():
-    """|A^T G|^2 is r/in |G|^2 on average, and |G|^2 when A is orthogonal."""
-    slope = gradients_of_the_layer(heads())
-    full = slope.square().sum((1, 2))
-    for rank in (1, 6):
-        shares = torch.stack([
-            (heads(rank, seed=seed).down.mT @ slope).square().sum((1, 2)) / full
-            for seed in range(100)
-        ])  # fmt: skip
-        # The share of one head varies by at most sqrt(2 r) / in; the heads of 100 are averaged.
-        assert shares.mean().item() == pytest.approx(
-            rank / IN, abs=5 * (2 * rank / 100) ** 0.5 / IN
-        )
-    module = heads(IN)
-    with torch.no_grad():
-        for k in range(TASKS):
-            module.down[k] = torch.linalg.qr(module.down[k])[0]
-    losses = task_losses(module, True)[0]
-    grown = gram(losses, TASKS, module.parameters())
-    grown -= gram(losses, TASKS, module.base.parameters())
-    torch.testing.assert_close(grown, torch.diag(full))
-
-
-def test_heads_leave_more_empty_copy_a_new_task():
-    """Li et al.: fit a new task while no old one gets worse, h_k = loss - old loss <= 0."""
-    results, every = {}, torch.arange(TASKS)
-    for own_heads in (False, True):
-        module = heads(rank=4)
-        losses, shared, _, target = task_losses(module, own_heads)
-        new_target = target + 2.0
-        old = losses(every).detach()
-        fit = lambda m=module, x=shared, y=new_target: (m(x) - y).square().sum(1).mean()  # noqa: E731
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.003)
-        objective = constrained(
-            module, optimizer, TASKS, "squared-hinge", penalty=20.0 * TASKS, gamma=0.5
-        )
-        for _ in range(500):
-            take_step(objective, lambda f=fit, h=losses, o=old: (f(), h(every) - o))
-        results[own_heads] = fit().item(), (losses(every) - old).max().item()
-    (plain, plain_worse), (fitted, worse) = results[False], results[True]
-    assert fitted < 0.7 * plain, results
-    assert worse < plain_worse < 0.06, results

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from studies.frontier import Point, compared
+from studies.group_dro.__main__ import run as train
 from studies.group_dro.report import chosen_by, samples
-from studies.group_dro.training import run as train
 from studies.runner import Job
 
 
@@ -33,7 +33,6 @@ def test_rows_of_a_comparison():
     rows = {row["name"]: row for row in compared([RIVAL, BEATEN, *OURS], ["a", "b"])}
     assert list(rows) == ["c@0"]
     row = rows["c@0"]
-    assert row["above"] == pytest.approx(0.01)  # 0.85 at a gap of 0.20
     # a@1 less c@0: not a@2, which is beaten on validation data.
     assert row["matched"] == "a@1"
     assert row["matched_auc"] == pytest.approx(0.06)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from fcco_experiments.cli.app import app
 from scipy import stats
-from typer.testing import CliRunner
 
 
 @pytest.fixture(autouse=True)

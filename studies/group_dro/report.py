@@ -104,15 +104,6 @@ def eigenvalues() -> list[list[str]]:
     return rows
 
 
-def published_figures() -> dict[str, Any]:
-    """Rows of all tables."""
-    rules = ("val_cvar", "train_cvar")
-    return {
-        "networks": {data: networks(data) for data in DATA},
-        "heads": {f"{data}, {rule}": heads(data, rule) for data in DATA for rule in rules},
-    }
-
-
 def is_constant(run: Run) -> bool:
     """Whether a network ended with the loss of a constant output, ln 2 or a little more."""
     return run["train_loss"] > 0.65 and run["train_cvar"] - run["train_loss"] < 0.1
@@ -140,11 +131,11 @@ def samples(runs: Sequence[Run], target: float) -> dict[str, float | None]:
 
     From curves after each epoch, straight between them; None where it never is.
     """
-    return {
-        name: _reached([fmean(values) for values in zip(*(r["curve"] for r in own), strict=True)],
-                       target)
+    curves = {
+        name: [fmean(values) for values in zip(*(run["curve"] for run in own), strict=True)]
         for name, own in by_name(runs, HEADS).items()
-    }  # fmt: skip
+    }
+    return {name: _reached(curve, target) for name, curve in curves.items()}
 
 
 def samples_table() -> list[list[str]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import typer
+import click
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -46,8 +46,8 @@ class Display:
         self.console = console or Console(stderr=True)
         self.runs, self.epochs, self.quiet, self.figures = runs, epochs, quiet, figures
         self.live = self.console.is_terminal and not quiet
-        self.done: dict[str, float] = {}
-        self.before: dict[str, float] = {}  # epochs of other processes
+        self.done: dict[str, float] = {}  # epochs of each run
+        self.here = 0.0  # epochs that were trained since this process began
         self.loaded: set[str] = set()
         self.ended, self.said, self.start = 0, time.monotonic(), time.monotonic()
         self.all: TaskID | None = None
@@ -99,9 +99,9 @@ class Display:
         over = event.kind in _WORDS
         gone = event.epoch if event.kind in ("started", "progress", "stopped") else self.epochs
         gone *= event.count
+        known = event.kind == "started" or event.text == _BEFORE
+        self.here += 0.0 if known else gone - self.done.get(event.run, 0.0)
         self.done[event.run] = gone
-        if event.kind == "started" or event.text == _BEFORE:
-            self.before[event.run] = gone
         self.ended += event.count * (over and event.kind != "stopped")
         if event.kind == "failed":
             self._say(f"{event.run}: FAILED: {event.text}", always=True)
@@ -118,11 +118,11 @@ class Display:
             best = f"; {event.text} {self._figures(event.figures)}" if event.text else ""
             self._say(f"{self._title()}, {self._left()}{best}", plain_only=True)
         if self.live:
-            self._bar(event, over)
+            self._bar(event, over, known)
 
-    def _bar(self, event: Event, over: bool) -> None:
+    def _bar(self, event: Event, over: bool, known: bool) -> None:
         whole, completed = self._begin(), sum(self.done.values())
-        if self.before.get(event.run) and self.done[event.run] == self.before[event.run]:
+        if known:
             self.bars.reset(whole, completed=int(completed))  # a jump says nothing of the speed
         self.bars.update(whole, completed=completed, description=self._title(), figures="")
         line = self.lines.get(event.run)
@@ -158,11 +158,10 @@ class Display:
 
     def _left(self) -> str:
         """Time left, from the epochs that were trained here."""
-        gone = sum(self.done.values())
-        here, left = gone - sum(self.before.values()), self.runs * self.epochs - gone
-        if here <= 0:
+        left = self.runs * self.epochs - sum(self.done.values())
+        if self.here <= 0:
             return "time left not known yet"
-        return f"about {(time.monotonic() - self.start) * left / here / 60:.1f} min left"
+        return f"about {(time.monotonic() - self.start) * left / self.here / 60:.1f} min left"
 
     def _loading(self, data: str) -> None:
         """Said once: each worker loads."""
@@ -221,4 +220,4 @@ class Printer:
     def json(self, value: Any) -> None:
         """The last line on stdout, if asked for."""
         if self.as_json:
-            typer.echo(json.dumps(clean(value)))
+            click.echo(json.dumps(clean(value)))

@@ -25,8 +25,7 @@ import torch
 from ..config import ConfigError
 from ..store import Event, Outcome
 from ..task import Problem
-from .engine import Tell
-from .jobs import Job, LoadError, Stop, fetch, load
+from .engine import Job, LoadError, Stop, Tell, fetch, load
 
 REPEATS = 20
 """How often a job is begun anew because its machine or its process was lost."""
@@ -159,7 +158,8 @@ class Cluster:
         except ray.exceptions.RayTaskError as error:  # raised by the job itself
             raise error.cause from None
         except ray.exceptions.RayError as error:
-            return job.died(type(error).__name__, tell)
+            text = f"its process died ({type(error).__name__}); --resume goes on with it"
+            return job.failed(text, tell)
 
 
 _loaded: list[Problem] = []
@@ -183,7 +183,9 @@ def _do(number: int, here: _Here) -> list[Outcome]:
                 problem = fetch(like, lambda *download: None)
                 _loaded.append(problem or load(like, link.tell))
             except LoadError as error:
-                raise LoadError(f"{error} (on {socket.gethostname()})", error.details) from error
+                raise LoadError(
+                    f"{error.args[0]} (on {socket.gethostname()})", error.details
+                ) from error
         return job.do(_loaded[0], link.tell, link.stop)
 
 
