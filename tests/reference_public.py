@@ -4,6 +4,7 @@ time: what its batched programs are held against.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,32 +21,31 @@ STORM = ("SONEX+STORM", "MSVR-v2")
 """Methods that are a batched program of this comparison alone."""
 
 
+@dataclass
 class Player:
-    """One run of a library objective on a problem, fed with the draws of the comparison."""
+    """One run of a library objective on a problem, fed with the draws of the comparison.
 
-    def __init__(self, problem: Problem, setting: Setting) -> None:
-        self.problem, self.setting = problem, setting
-        self.model = nn.ParameterDict({"w": problem.start.clone()})
-        self.objective: Any = None
-        self.independent = self.indexed = False
+    Args:
+        independent: two batches per step.
+        indexed: batches name their blocks; else they hold all.
+    """
+
+    problem: Problem
+    setting: Setting
+    model: nn.ParameterDict
+    objective: Any
+    independent: bool = False
+    indexed: bool = True
 
     @property
     def w(self) -> Tensor:
-        """The parameters of the model."""
         return self.model["w"]
-
-    def use(self, objective: Any, *, independent: bool = False, indexed: bool = True) -> Player:
-        """Take an objective: with two batches per step or one, with an index or all blocks."""
-        self.objective, self.independent, self.indexed = objective, independent, indexed
-        return self
 
     def values(self, batch: Batch) -> Tensor:
         """The inner values of a batch of one seed, as a user's function returns them."""
         return self.problem.values(self.w.view(1, 1, -1), batch)[0, 0]
 
     def closure(self, batch: Batch) -> Any:
-        """The user's function of a batch."""
-
         def inner() -> Any:
             values, loss = self.values(batch), self.problem.loss(self.w)
             return values if loss is None else (loss, values)
@@ -53,7 +53,7 @@ class Player:
         return inner
 
     def warm_up(self, batch: Batch) -> None:
-        """Start the tracker from one batch of every block, where there is one to start."""
+        """Start the tracker from one batch of every block."""
         self.objective.warm_up([(self.closure(batch), None)])
         if self.problem.kind == "cvar":
             # Before the first batch; the term itself would take its values into account.
@@ -78,6 +78,13 @@ class Player:
         return self.w.detach()
 
 
+class Unprepared(Player):
+    """A method without a table to start."""
+
+    def warm_up(self, batch: Batch) -> None:
+        pass
+
+
 class Rounds(Player):
     """A double loop: the iterate is where the last round ended."""
 
@@ -96,39 +103,27 @@ class Rounds(Player):
         return self._anchor
 
 
-class Unprepared(Player):
-    """A method without a table to start."""
-
-    def warm_up(self, batch: Batch) -> None:
-        pass
-
-
 class Averaged(Unprepared):
-    """Values of all blocks from larger batches, whose noise is scaled down."""
+    """Values of all blocks from larger batches, whose noise is scaled down (Liu-Xu)."""
 
     def number(self) -> float:
         """How many samples the next values are a mean of."""
-        refresh = getattr(self.objective, "refresh_due", False)
-        return self.setting["refresh_samples" if refresh else "value_samples"]
+        return self.setting["refresh_samples" if self.objective.refresh_due else "value_samples"]
 
-    def closure(self, batch: Batch) -> Any:
-        scale = self.number() ** -0.5
+    def step(self, batch: Batch, other: Batch) -> None:
+        number = self.number()
 
         def inner() -> Any:
             exact = self.problem.exact(self.w)
-            return self.problem.loss(self.w), exact + (self.values(batch) - exact) * scale
+            return self.problem.loss(self.w), exact + (self.values(batch) - exact) * number**-0.5
 
-        return inner
-
-    def step(self, batch: Batch, other: Batch) -> None:
         optimizer = self.objective.optimizer
         optimizer.zero_grad()
-        gradient = super(Unprepared, self).closure(other)
-        self.objective(self.closure(batch), gradient=gradient).backward()
-        self._note()
+        self.objective(inner, gradient=self.closure(other)).backward()
+        self.note()
         optimizer.step()
 
-    def _note(self) -> None:
+    def note(self) -> None:
         """Called between the gradient and the step."""
 
 
@@ -138,7 +133,10 @@ class Feasible(Averaged):
     def warm_up(self, batch: Batch) -> None:
         self._last = self.w.detach().clone()
 
-    def _note(self) -> None:
+    def number(self) -> float:
+        return self.setting["value_samples"]
+
+    def note(self) -> None:
         if self.objective.term.feasible:
             self._last = self.w.detach().clone()
 
@@ -149,20 +147,17 @@ class Feasible(Averaged):
 
 def player(entry: Entry, problem: Problem, setting: Setting) -> Player:
     """The public objective of a method on a problem, with the hyperparameters of one setting."""
-    return _MAKERS.get(entry.name, _tracking)(entry, problem, setting)
+    model = nn.ParameterDict({"w": problem.start.clone()})
+    return _MAKERS.get(entry.name, _tracking)(entry, problem, setting, model)
 
 
-def _tracking(entry: Entry, problem: Problem, setting: Setting) -> Player:
+def _tracking(entry: Entry, problem: Problem, setting: Setting, model: Any) -> Player:
     """The methods with a tracker, by the recipes or by their parts."""
-    double = entry.name == "ALEXR2"
-    run = Rounds(problem, setting) if double else Player(problem, setting)
-    model, n, beta = run.model, problem.total, setting.get("beta", 1.0)
-    optimizer: Any = fcco.optim.momentum_type(model.parameters(), setting["lr"], beta)
-    if double:
-        optimizer = fcco.optim.ProximalPoint(
-            optimizer, setting["nu"], setting["eta"], int(setting["inner_steps"])
-        )
-    fresh = entry.batches > 1
+    n, beta, fresh = problem.total, setting.get("beta", 1.0), entry.batches > 1
+    kind, optimizer = Player, fcco.optim.momentum_type(model.parameters(), setting["lr"], beta)
+    if entry.name == "ALEXR2":
+        kind, steps = Rounds, int(setting["inner_steps"])
+        optimizer = fcco.optim.ProximalPoint(optimizer, setting["nu"], setting["eta"], steps)
     options: dict[str, Any] = {
         "gamma": setting["gamma"],
         "correction": setting.get("correction", 0.0),
@@ -170,79 +165,56 @@ def _tracking(entry: Entry, problem: Problem, setting: Setting) -> Player:
     }
     smoothing = setting.get("smoothing", 0.0)
     if problem.kind == "cvar":
-        dro = fcco.CVaRGroupDRO(model, optimizer, n, problem.ratio, smoothing=smoothing, **options)
-        return run.use(dro, independent=fresh)
-    outer = fcco.outer.SquaredHinge(setting["penalty"]) if entry.squared else problem.outer
-    tracker = fcco.tracker.InnerTracker(n, dtype=torch.float64, **options)
-    term = fcco.terms.CoupledTerm(outer, tracker, smoothing=smoothing)
-    return run.use(fcco.Compositional(model, optimizer, term), independent=fresh)
+        objective: Any = fcco.CVaRGroupDRO(
+            model, optimizer, n, problem.ratio, smoothing=smoothing, **options
+        )
+    else:
+        outer = fcco.outer.SquaredHinge(setting["penalty"]) if entry.squared else problem.outer
+        tracker = fcco.tracker.InnerTracker(n, dtype=torch.float64, **options)
+        term = fcco.terms.CoupledTerm(outer, tracker, smoothing=smoothing)
+        objective = fcco.Compositional(model, optimizer, term)
+    return kind(problem, setting, model, objective, independent=fresh)
 
 
-def _online(entry: Entry, problem: Problem, setting: Setting) -> Player:
-    run = Unprepared(problem, setting)
-    optimizer = fcco.optim.momentum_type(run.model.parameters(), setting["lr"], setting["beta"])
+def _online(entry: Entry, problem: Problem, setting: Setting, model: Any) -> Player:
+    optimizer = fcco.optim.momentum_type(model.parameters(), setting["lr"], setting["beta"])
     geometry: Any = "kl" if entry.name == "OOA-KL" else "euclidean"
-    step = setting["weight_lr"]
-    return run.use(
-        fcco.methods.ooa(
-            run.model, optimizer, problem.total, ratio=problem.ratio, step=step, geometry=geometry
-        )
-    )
+    objective = fcco.methods.ooa(
+        model, optimizer, problem.total, ratio=problem.ratio, step=setting["weight_lr"],
+        geometry=geometry,
+    )  # fmt: skip
+    return Unprepared(problem, setting, model, objective)
 
 
-def _switching(entry: Entry, problem: Problem, setting: Setting) -> Player:
-    run = Feasible(problem, setting)
-    optimizer = torch.optim.SGD(run.model.parameters(), lr=setting["lr"])
-    other: Any = "polyak"
-    if not setting["polyak"]:
-        other = torch.optim.SGD(run.model.parameters(), lr=setting["constraint_lr"])
-    threshold = setting["tolerance"]
-    return run.use(
-        fcco.constrained(
-            run.model,
-            optimizer,
-            problem.total,
-            "ssg",
-            threshold=threshold,
-            constraint_optimizer=other,
-        )
-    )
+def _limited(word: str, **settings: str) -> Any:
+    """A method for limits on all blocks; `settings` name its numbers in the comparison."""
+
+    def make(entry: Entry, problem: Problem, setting: Setting, model: Any) -> Player:
+        optimizer = torch.optim.SGD(model.parameters(), lr=setting["lr"])
+        more: dict[str, Any] = {k: setting[v] for k, v in settings.items() if v in setting}
+        more |= {k: int(more[k]) for k in ("refresh_every", "inner_steps") if k in more}
+        if word == "ssg":
+            other = torch.optim.SGD(model.parameters(), lr=setting.get("constraint_lr", 1.0))
+            more["constraint_optimizer"] = "polyak" if setting["polyak"] else other
+        elif word == "recursive-hinge":
+            assert isinstance(problem.outer, fcco.outer.Hinge)
+            more["penalty"] = problem.outer.scale
+        elif word == "oss":
+            more["proximal"] *= 2
+        objective = fcco.constrained(model, optimizer, problem.total, word, **more)
+        if "inner_steps" not in more:
+            return (Feasible if word == "ssg" else Averaged)(problem, setting, model, objective)
+        return Rounds(problem, setting, model, objective, word == "icppac", indexed=False)
+
+    return make
 
 
-def _spider(entry: Entry, problem: Problem, setting: Setting) -> Player:
-    run = Averaged(problem, setting)
-    optimizer = torch.optim.SGD(run.model.parameters(), lr=setting["lr"])
-    hinge = problem.outer
-    assert isinstance(hinge, fcco.outer.Hinge)
-    objective = fcco.constrained(
-        run.model,
-        optimizer,
-        problem.total,
-        "recursive-hinge",
-        penalty=hinge.scale,
-        smoothing=setting["smoothing"],
-        refresh_every=int(setting["refresh"]),
-    )
-    return run.use(objective)
-
-
-def _lagrangian(entry: Entry, problem: Problem, setting: Setting) -> Player:
-    run = Rounds(problem, setting)
-    optimizer = torch.optim.SGD(run.model.parameters(), lr=setting["lr"])
-    steps, coefficient = int(setting["round_steps"]), setting["proximal"]
-    settings: Any = {"proximal": coefficient, "inner_steps": steps, "tau": setting.get("tau")}
-    if entry.name == "OSS":
-        settings = {"proximal": 2 * coefficient, "inner_steps": steps}
-    word = entry.name.lower()
-    objective = fcco.constrained(run.model, optimizer, problem.total, word, **settings)
-    return run.use(objective, independent=word == "icppac", indexed=False)
-
-
+_ROUNDS = {"proximal": "proximal", "inner_steps": "round_steps"}
 _MAKERS: dict[str, Any] = {
     "OOA-KL": _online,
     "OOA-Euclidean": _online,
-    "SSG": _switching,
-    "Liu-Xu": _spider,
-    "OSS": _lagrangian,
-    "ICPPAC": _lagrangian,
+    "SSG": _limited("ssg", threshold="tolerance"),
+    "Liu-Xu": _limited("recursive-hinge", smoothing="smoothing", refresh_every="refresh"),
+    "OSS": _limited("oss", **_ROUNDS),
+    "ICPPAC": _limited("icppac", tau="tau", **_ROUNDS),
 }
