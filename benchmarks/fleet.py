@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fcco_experiments import store
 from fcco_experiments.run import fleets
 from fcco_experiments.tasks.fairness import FairnessProblem
 
@@ -248,7 +249,7 @@ def whole_grid(options: argparse.Namespace) -> dict[str, Any]:
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "fcco_experiments", *words], check=True)
         wall = time.perf_counter() - start
-        told = [json.loads(line) for line in (out / "fleet.jsonl").read_text().splitlines()]
+        told = list(store.read_fleet_lines(out).values())
     print(
         f"{len(told):,} runs of {options.epochs} epochs with set-up, evaluation and table: "
         f"{wall:.1f} s"

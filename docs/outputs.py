@@ -20,13 +20,10 @@ import test_docs as pages  # noqa: E402
 
 def renew(path: Path) -> bool:
     """Run the programs of a page and replace their outputs; return whether any changed."""
-    text, printed = path.read_text(), {}
-
-    def keep(_: str, block: pages.Block, found: str) -> None:
-        printed[block.line] = found
-
+    text = path.read_text()
     with tempfile.TemporaryDirectory() as folder:
-        pages.run_page(pages.page_id(path), text, Path(folder), keep)
+        found = pages.run_page(pages.page_id(path), text, Path(folder))
+    printed = {block.line: output for block, output in found}
     parts, end, line = [], 0, 0
     for match in pages._FENCE.finditer(text):
         if 'title="output"' not in match["rest"]:

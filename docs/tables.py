@@ -403,9 +403,8 @@ def untuned_short() -> list[list[str]]:
     problems = publish.table("constrained")["problems"].values()
     columns = [report.families(each["methods"]) for each in problems]
     rows.append(["*tuned: objective at a violation of 0.01*", *[""] * len(_SIDE_BY_SIDE)])
-    for library, *cells in zip(("fcco", "Cooper", "HCT"), *columns, strict=True):
-        rows.append([f"best of {library}", *cells, ""])
-    return rows
+    libraries = zip(("fcco", "Cooper", "HCT"), *columns, strict=True)
+    return [*rows, *([f"best of {library}", *cells, ""] for library, *cells in libraries)]
 
 
 def untuned_peers() -> list[list[str]]:
@@ -421,11 +420,14 @@ def untuned_peers() -> list[list[str]]:
 def untuned_sampled() -> list[list[str]]:
     """The defaults of peers on the sampled problem, in other units and with small batches."""
     found = publish.table("untuned")["constraints"]
-    rows = [["objective / violation", "original", *untuned_limits.VARIANTS]]
     ends = ["", *(f" / {variant}" for variant in untuned_limits.VARIANTS)]
-    for name in found["sampled / values x 100"]:
-        rows.append([name, *(_kept(found[f"sampled{end}"][name]) for end in ends)])
-    return rows
+    return [
+        ["objective / violation", "original", *untuned_limits.VARIANTS],
+        *(
+            [name, *(_kept(found[f"sampled{end}"][name]) for end in ends)]
+            for name in found["sampled / values x 100"]
+        ),
+    ]
 
 
 def _kept(row: dict[str, float]) -> str:

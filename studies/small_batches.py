@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import torch
 from fcco_experiments import backbones
 from fcco_experiments.backbones.huggingface import trimmed
-from fcco_experiments.data.grouped import Texts
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -128,7 +127,7 @@ def tokens(pairs: Sequence[Pair]) -> list[Tensor]:
     """Ids of the docstrings and of the sources, padded with 0."""
     found = []
     for column, longest in zip(("text", "source"), LENGTHS, strict=True):
-        texts = Texts(tuple(getattr(pair, column)[: 20 * longest] for pair in pairs))
+        texts = tuple(getattr(pair, column)[: 20 * longest] for pair in pairs)
         ids: Any = backbones.encode("minilm", texts, tokens=longest)
         found.append(ids.values)
     return found

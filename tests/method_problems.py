@@ -97,19 +97,6 @@ class MethodProblem(abc.ABC):
         return self.draw(model, every=True, samples=list(range(SAMPLES)))
 
 
-class Separable(MethodProblem):
-    """S1: the mean of |a (w_i - c_i)|; w* = c."""
-
-    outer, blocks, start = fcco.outer.Absolute(), 3, np.zeros(6)
-    solution = np.array([1.0, -2.0, 0.5, 0.0, -0.3, 1.5])
-
-    def __init__(self) -> None:
-        super().__init__(6, noise=0.1)
-
-    def exact(self, w: Tensor) -> Tensor:
-        return 1.5 * (w - torch.as_tensor(self.solution))
-
-
 class Groups(MethodProblem):
     """S2: CVaR over L_i = |w - e_i|^2 / 2; w* = 1/n, s* = (1 - 1/n) / 2. s is the last entry."""
 
@@ -148,7 +135,6 @@ class Box(MethodProblem):
     """S3: min |w - a|^2 / 2 subject to w_i <= b; w* = b, multipliers a - b = 0.7."""
 
     outer, blocks, start, solution = fcco.outer.Hinge(6.0), 2, np.zeros(3), np.full(3, 0.3)
-    multipliers = np.full(3, 0.7)
 
     def __init__(self) -> None:
         super().__init__(3, noise=0.1)
@@ -165,7 +151,7 @@ class OutsideBall(MethodProblem):
 
     outer, blocks, start = fcco.outer.Hinge(2.0), 1, np.array([1.0, 0.5])
     a = np.array([0.3, 0.4])
-    solution, multipliers = np.array([0.6, 0.8]), np.array([0.25])
+    solution = np.array([0.6, 0.8])
 
     def __init__(self) -> None:
         super().__init__(1, noise=0.1)
@@ -266,6 +252,6 @@ class Exponents(MethodProblem):
 
 
 KINDS: dict[str, type[MethodProblem]] = {
-    "S1": Separable, "S2": Groups, "S3": Box, "S3b": OutsideBall, "S4": Kinks, "smooth": Smooth,
+    "S2": Groups, "S3": Box, "S3b": OutsideBall, "S4": Kinks, "smooth": Smooth,
     "exponents": Exponents,
 }  # fmt: skip

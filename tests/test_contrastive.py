@@ -366,27 +366,6 @@ def pickled(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("options", [{"temperature": 0.3}, INDIVIDUAL])
-def test_a_copy_without_a_function_continues_like_the_original(copied, options):
-    objective, _ = build(Backbones(8), gamma=0.6, **options)
-
-    def train(objective: fcco.GlobalContrastive, steps: range) -> list[Tensor]:
-        model, optimizer = objective.model, objective.optimizer
-        for step in steps:
-            ids = (torch.arange(4) * 3 + step) % 8
-            objective(lambda ids=ids: model(ids), ids).backward()
-            optimizer.step()  # type: ignore[union-attr]
-            optimizer.zero_grad()  # type: ignore[union-attr]
-        return [*(p.detach().clone() for p in model.parameters()), objective.term.table()]
-
-    before = train(objective, range(5))
-    twin = copied(objective)
-    wanted = train(twin, range(5, 12))
-    torch.testing.assert_close(train(objective, range(0)), before, rtol=0, atol=0)
-    torch.testing.assert_close(train(objective, range(5, 12)), wanted, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 def test_no_copy_with_a_learned_temperature(copied):
     model = Backbones(8)
     objective, _ = build(model, temperature=lambda: model.log_tau.exp())

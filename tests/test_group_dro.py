@@ -307,3 +307,9 @@ def test_the_value_of_the_loss_is_cvar_of_the_tracked_losses(settings, ratio):
         u = objective.group_losses().numpy()
         expected = cvar_by_sorting(u[~np.isnan(u)], ratio)
         assert loss.item() == pytest.approx(expected, rel=1e-5), step
+
+
+@pytest.mark.parametrize("ratio", [0.0, 2])
+def test_a_ratio_is_a_share_of_the_groups(ratio: float) -> None:
+    with pytest.raises(ValueError, match="ratio"):
+        dro(Point([0.0]), 4, ratio)

@@ -22,8 +22,8 @@ from fcco.methods import METHODS, ROWS
 CELLS = list(SETUPS)
 # One problem of each method, such that each problem is there; the other cells are slow.
 CHOSEN = {
-    "sonex": "S1", "alexr2": "S4", "sonx": "S2", "hinge": "S3b", "ssg": "S3b", "oss": "S3",
-    "icppac": "S3", "squared-hinge": "S3", "recursive-hinge": "S3", "ooa": "S2", "alexr": "S1",
+    "sonex": "S2", "alexr2": "S4", "sonx": "S2", "hinge": "S3b", "ssg": "S3b", "oss": "S3",
+    "icppac": "S3", "squared-hinge": "S3", "recursive-hinge": "S3", "ooa": "S2", "alexr": "S2",
     "multipliers": "S3", "ctc-dro": "S2", "scent": "exponents",
 }  # fmt: skip
 QUICK = [(name, CHOSEN.get(name, "smooth")) for name in METHODS]
@@ -45,8 +45,6 @@ def advance(data: MethodProblem, model: Point, run: Setup, first: int, last: int
     for step in range(first, last):
         if run.power:
             decay(objective.optimizer, (1 - step / run.steps) ** run.power)
-        if run.before is not None:
-            run.before(model)
         batch = data.draw(model, **run.draw)
         more: dict[str, Any] = {} if batch.gradient is None else {"gradient": batch.gradient}
         if run.large is not None and run.large():  # a large batch for the values only

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from previous_cases import X, moved, network, same, state
-from problems import Point
 from torch import nn
 
 import fcco
@@ -196,54 +195,8 @@ def test_with_two_optimizers_w_t_minus_1_is_one_point_in_time():
     assert point == (5.0, 30.0)
 
 
-def trajectory(how: str, make=lambda p: torch.optim.SGD(p, 0.1, momentum=0.5), correction=0.7):
-    """SONEX on a slope that depends on u, stepped in various ways."""
-    model = Point(np.array([0.9, -0.5]))
-    optimizer = make(model.parameters())
-    objective = fcco.methods.sonex(
-        model,
-        optimizer,
-        fcco.outer.Absolute(2.0),
-        3,
-        smoothing=2.0,
-        gamma=0.3,
-        correction=correction,
-    )
-    a = torch.tensor([[1.0, 0.2], [0.3, -1.0], [-0.6, 0.8]], dtype=torch.float64)
-    step = optimizer.step
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(12):
-        noise = 0.1 * torch.randn(3, generator=generator, dtype=torch.float64)
-
-        def closure(noise=noise):
-            optimizer.zero_grad()
-            loss = objective(lambda: (a @ model.w).square() - 0.2 + noise)
-            loss.backward()
-            return loss
-
-        if how == "positional":
-            assert step(closure) is not None
-        elif how == "keyword":
-            assert step(closure=closure) is not None
-        else:
-            closure()
-            step()
-    return torch.cat([model.w.detach(), objective.term.tracker.value[:, 0]])
-
-
 def proximal(params):
     return fcco.optim.ProximalPoint(torch.optim.SGD(params, lr=0.3), nu=0.5, eta=0.2, inner_steps=3)
-
-
-@pytest.mark.parametrize(
-    "how, make",
-    [("positional", lambda p: torch.optim.SGD(p, 0.1, momentum=0.5)), ("keyword", proximal)],
-)
-def test_a_step_with_a_closure_equals_the_plain_loop(how, make):
-    plain = trajectory("plain", make)
-    assert torch.equal(trajectory(how, make), plain)
-    dropped = trajectory("plain", make, correction=0.0)
-    assert (dropped - plain).abs().max() > 1e-3, "the correction must matter here"
 
 
 def test_a_round_of_a_proximal_point_begins_with_the_previous_point_at_its_start():

@@ -16,7 +16,6 @@ from reference_constrained import NoisyProgram
 from torch import Tensor, nn
 
 from fcco.methods import constrained
-from fcco.methods.switching import SwitchingOptimizer
 from fcco.optim import OutputIterate
 
 
@@ -250,22 +249,6 @@ def test_a_resumed_run_is_bitwise_the_same(optimizers: Callable, cut):
     assert torch.equal(whole["model"].w, again["model"].w)
     assert torch.equal(whole["objective"].multipliers(), again["objective"].multipliers())
     assert str(whole["optimizer"].state_dict()) == str(again["optimizer"].state_dict())
-
-
-def test_schedulers_may_drive_the_wrapper_or_the_optimizer_inside():
-    model = Point(START)
-    inner = sgd(model, 0.1)
-    objective = ssg(model, inner, 3, threshold=1e9)
-    optimizer = objective.optimizer
-    assert isinstance(optimizer, SwitchingOptimizer)
-    optimizer.load_state_dict(optimizer.state_dict())
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    take_step(objective, lambda: noisy(model.w, 0))
-    schedule.step()
-    assert inner.param_groups[0]["lr"] == 0.05
-    late = nn.Parameter(torch.zeros(2))
-    optimizer.add_param_group({"params": [late], "lr": 0.3})
-    assert inner.param_groups[1]["lr"] == 0.3 and len(optimizer.param_groups) == 2
 
 
 # Refusals.

@@ -12,8 +12,6 @@ from problems import take_step
 from torch import Tensor, nn
 
 import fcco
-from fcco.outer import Hinge, SquaredHinge
-from fcco.terms import CoupledTerm
 from fcco.tracker import OpenStep
 
 DOUBLE = torch.float64
@@ -257,22 +255,6 @@ def test_values_set_by_hand_are_a_first_visit():
     torch.testing.assert_close(tracked.error(), torch.tensor([2.0, 2.0], dtype=DOUBLE).sqrt())
     tracked(torch.tensor([101.0], dtype=DOUBLE), [0])
     assert tracked.error()[0] <= 1, "what was known is about other values"
-
-
-# Precision, copies, settings.
-
-
-@pytest.mark.parametrize("build, message", [
-    (lambda: tracker(3, log_space=True), "measure=True"),
-    (lambda: tracker(3, gamma=0.0, correction=1.0), "measure=True"),
-    (lambda: tracker(3, correction=0.5), "gamma='auto'"),
-    (lambda: CoupledTerm(Hinge(), tracker(3, 0.5, measure=False), smoothing="auto"),
-     "measure=True"),
-    (lambda: CoupledTerm(SquaredHinge(), tracker(3), smoothing="auto"), "jump"),
-])  # fmt: skip
-def test_settings_that_do_not_go_together(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
 
 
 # The width of the rounded kink.

@@ -208,6 +208,23 @@ def test_two_optimizers_of_one_model():
     assert ours.objective.term.step == 15, "one step, although two optimizers step"
 
 
+@pytest.mark.parametrize("keyword", [False, True])
+def test_a_step_with_a_closure(keyword):
+    """The point before the step is copied when the closure has run, which needs the last one."""
+    ours, optimizer, hand, other = pair(sgd)
+    for batch in batches(15):
+
+        def closure(batch: Batch = batch) -> Tensor:
+            optimizer.zero_grad()
+            loss = ours.loss(values(batch), batch[2])
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+        assert loss.item() == pytest.approx(step(hand, [other], batch), abs=1e-12)
+    assert_same(ours, hand)
+
+
 # --- accumulation -----------------------------------------------------------------------------
 
 

@@ -30,17 +30,16 @@ from .task import Experiment, Method, Row
 # Files of a run.
 CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
 RESULT, FAILURE = "result.json", "failure.txt"
-CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
-TENSORBOARD, LOCK = "tensorboard", ".lock"
-_RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, PREVIOUS)
+CHECKPOINT, TENSORBOARD, LOCK = "checkpoint.pt", "tensorboard", ".lock"
+_RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT)
 # Files of a comparison.
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 TABLE, RUNS = "table.json", "runs.jsonl.gz"
-FLEET_LINES, FLEET_FOLDER = "fleet.jsonl", "fleet"
+FLEET_FOLDER = "fleet"
 _SUMMARIES = (
     TABLE, "table.md", "report.html", SWEEP, "settings.csv", "runs.jsonl", WINNERS, CONFIG,
 )  # fmt: skip
-_FLEET_FILE = r"(checkpoint|lines|failure)-\d+(\.previous)?\.(pt|jsonl|txt)|environment\.json"
+_FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 
 class FolderError(Exception):
@@ -321,8 +320,7 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
             "runs. Choose another place with --out."
         )
     fleets = [path for path in fleet_files(folder) if path.suffix in (".pt", ".jsonl")]
-    there_are_runs = any(_run_folders(folder)) or fleets or (folder / FLEET_LINES).exists()
-    if there_are_runs and not (resume or overwrite):
+    if (any(_run_folders(folder)) or fleets) and not (resume or overwrite):
         raise FolderError(
             f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
             "--overwrite. Or choose another place: --out FOLDER."
@@ -337,7 +335,7 @@ def remove_runs(folder: Path) -> None:
         shutil.rmtree(run / TENSORBOARD, ignore_errors=True)
         for emptied in (run, run.parent):
             _remove_empty(emptied)
-    for path in (*fleet_files(folder), folder / FLEET_LINES):
+    for path in fleet_files(folder):
         path.unlink(missing_ok=True)
     _remove_empty(folder / FLEET_FOLDER)
     for name in (*_SUMMARIES, COMPARISON):  # the last says that the folder is ours
@@ -541,10 +539,8 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
 
 def read_fleet_lines(out: Path) -> dict[str, dict[str, Any]]:
     """Results of all runs in fleets by label, whatever process has written them."""
-    lines = read_results(out / FLEET_LINES)
-    for path in fleet_files(out):
-        lines |= read_results(path) if path.suffix == ".jsonl" else {}
-    return lines
+    files = [path for path in fleet_files(out) if path.suffix == ".jsonl"]
+    return {name: line for path in files for name, line in read_results(path).items()}
 
 
 def finished_in_fleets(out: Path, specs: Iterable[RunSpec]) -> set[str]:
@@ -555,7 +551,7 @@ def finished_in_fleets(out: Path, specs: Iterable[RunSpec]) -> set[str]:
         saved = {"method": lines[spec.label]["method"]}
         if changes := differences(saved, {"method": plain(spec.method)}):
             raise FolderError(
-                f"{out / FLEET_LINES} has another run {spec.label}: {'; '.join(changes)}. Choose "
+                f"{out / FLEET_FOLDER} has another run {spec.label}: {'; '.join(changes)}. Choose "
                 "another place with --out, or start anew with --overwrite."
             )
     return {spec.label for spec in finished}

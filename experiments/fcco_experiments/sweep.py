@@ -36,7 +36,7 @@ import numpy as np
 from . import config as configs
 from . import store, tasks
 from .config import ConfigError, from_plain, plain
-from .run.plan import Plan, plan
+from .run import Plan, plan
 from .store import COMPARISON, SWEEP, Comparison, SavedRun
 from .store import read_sweep as read
 from .task import Experiment, Method, Row, Rule, Task

@@ -146,16 +146,15 @@ def _csv(rows: list, end: str) -> bytes:
 
 
 def change_card(monkeypatch, name: str, **contents: bytes) -> None:
-    """Let the files of a card have these contents; `url` may be among them, for all files."""
+    """Let the files of a card have these contents."""
     card, all_cards = data.card(name), data.card
-    url = str(contents.pop("url", b""), "ascii")
 
     def changed(file: data.DataFile) -> data.DataFile:
         content = contents.get(file.name)
         if content is None:
-            return replace(file, url=url) if url else file
+            return file
         own = tar_checksum(file.name, content) if file.name.endswith(".tar") else checksum(content)
-        return replace(file, sha256=own, url=url or file.url, others={})
+        return replace(file, sha256=own, others={})
 
     copies = tuple(replace(copy, files=tuple(map(changed, copy.files))) for copy in card.copies)
     new = replace(card, copies=copies)

@@ -20,7 +20,8 @@ def machine(monkeypatch, tmp_path):
     """Adult's files in the folder `mine`, nothing else, no network."""
     monkeypatch.delenv("FCCO_DATA", raising=False)
     monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
-    change_card(monkeypatch, "adult", **ADULT, url=b"http://127.0.0.1:9/closed.whl")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    change_card(monkeypatch, "adult", **ADULT)
     for name, content in ADULT.items():
         put(tmp_path / "mine", name, content)
 

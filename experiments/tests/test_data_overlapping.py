@@ -113,14 +113,14 @@ def test_parts_of_a_split_column(frame, tmp_path):
     [
         ({}, {"overlapping": ("is_old", "sex")}, "data row 1 of .* has sex = f; it must be"),
         ({}, {"overlapping": ("is_old", "is_young")}, "no column `is_young`"),
-        ({"is_new": ["no"]}, {}, "no row is in is_new"),
+        ({"is_new": ["no"]}, {}, "no row of .* is in is_new"),
         ({"is_new": ["yes", None]}, {}, "`is_new` .* is empty in 100 rows"),
-        ({}, {"overlapping": ("sex=f",)}, "sex=f is one group alone"),
+        ({}, {"overlapping": ("sex=f",)}, "train data .* too few groups: 1 of 2"),
         ({}, {"overlapping": ("is_old",)}, "no cell of the column `is_old` .* has two groups"),
-        ({}, {"group": ("sex",)}, "does not go together with `group`"),
-        ({"bought": ["yes"]}, {}, "bought is yes in every row"),
+        ({}, {"group": ("sex",)}, "without `group` and `sample_limit`"),
+        ({"bought": ["yes"]}, {}, "one class alone in .*, yes"),
         ({"part": ["train", "test"], "is_new": ["yes", "no"], "is_old": ["1", "0"],
-          "is_rural": ["1", "0"]}, {"split": "part"}, "test data .* have rows of 0 groups"),
+          "is_rural": ["1", "0"]}, {"split": "part"}, "test data .* too few groups: 0 of 1"),
     ],
 )  # fmt: skip
 def test_wrong_columns(frame, tmp_path, change, columns, reason):
@@ -133,11 +133,10 @@ def test_wrong_columns(frame, tmp_path, change, columns, reason):
 
 
 def test_where_groups_cannot_overlap(path):
-    refused: Any = (({"limit": 5}, "sample_limit"), ({"whole_groups": True}, "group-dro"))
-    for options, said in refused:
-        with pytest.raises(data.WrongData, match=said):
+    for options in ({"limit": 5}, {"whole_groups": True}, {"by_user": True}, {"classes": ("no",)}):
+        with pytest.raises(data.WrongData, match="`overlapping` is for group-dro"):
             data.load_grouped(path, columns=OVERLAPPING, **options)
-    with pytest.raises(data.WrongData, match="compares two groups"):
+    with pytest.raises(data.WrongData, match="takes features and --group"):
         data.load(path, columns=Columns(label="bought", overlapping=NAMES))
 
 
@@ -236,4 +235,4 @@ def test_the_command_from_a_table_to_a_report(path, tmp_path):
     assert all(name in page for name in NAMES) and "overlap" in page
     other = [*words[:1], "fairness", *words[2:8], "--out", str(tmp_path / "other")]
     refused = CliRunner().invoke(app, other)
-    assert refused.exit_code == 2 and "use --group" in refused.stderr
+    assert refused.exit_code == 2 and "features and --group" in refused.stderr

@@ -12,7 +12,7 @@ from fcco_experiments import backbones, compare, data, environment, store, sweep
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
 from fcco_experiments.data.grouped import Vectors
-from fcco_experiments.run import workers
+from fcco_experiments.run import processes
 from fcco_experiments.tasks.group_dro import GroupDROProblem
 from fcco_experiments.tasks.group_dro.training import GroupDRO
 from group_dro_cases import METHODS, one_thread  # noqa: F401 (used by being here)
@@ -160,7 +160,7 @@ def test_runs_do_not_share_a_gpu_unless_asked_to(monkeypatch, place, number):
     monkeypatch.setattr(environment, "device", lambda wanted: torch.device(place))
     config = GroupDRO(data="grouped-synthetic", epochs=1, methods=METHODS, seeds=(0, 1))
     specs = compare.plan("group-dro", "name", config).specs
-    assert workers.processes(specs, None) == number and workers.processes(specs, 3) == 3
+    assert processes(specs, None) == number and processes(specs, 3) == 3
 
 
 @pytest.mark.parametrize("name", names(TASK))

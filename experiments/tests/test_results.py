@@ -24,7 +24,7 @@ NAMES = ("sonex", "sox")
 
 
 def train(plan: compare.Plan, folder: Path) -> Path:
-    compare.execute(plan, folder, workers_=1)
+    compare.execute(plan, folder, workers=1)
     return folder
 
 

@@ -161,7 +161,7 @@ def test_mistakes_are_said_before_anything_is_trained(here):
         ((*own, "z", "--group", "y"), "`group` is the query of a row"),
         ((*own, "y", "--setting", "lists"), "say which column is the query"),
         ((*own, "z", "--setting", "lists", "--group", "x"), "relevance must be numbers"),
-        ((*own, "x", "--setting", "lists", "--group", "y"), "five are needed"),
+        ((*own, "x", "--setting", "lists", "--group", "y"), "too few groups"),
     ):
         done = call("compare", "x-risk", *words, "--out", here / "out", code=2)
         assert said in done.stderr, (words, done.stderr)

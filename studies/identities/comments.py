@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from fcco_experiments import backbones, data
-from fcco_experiments.data.grouped import Texts, sampled
+from fcco_experiments.data.grouped import sampled
 from fcco_experiments.data.sources import digest
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import HashingVectorizer
@@ -143,12 +143,12 @@ def read(kind: Kind) -> dict[str, NDArray]:
         hashed: Any = HashingVectorizer(n_features=384, norm=None, alternate_sign=False)  # type: ignore[arg-type]
         x = hashed.transform(texts[row] for row in rows).log1p().toarray()
     elif kind == "tokens":
-        both = Texts(tuple(texts[row] for row in rows))
+        both = tuple(texts[row] for row in rows)
         found: Any = backbones.encode("minilm", both, tokens=TOKENS)
         x = found.values.numpy()
     else:
-        added = Texts(tuple(texts[row] for row in more))
-        inputs = digest(*added.values)
+        added = tuple(texts[row] for row in more)
+        inputs = digest(*added)
         extra = replace(every, name="toxicity-identities", samples=added, inputs=inputs)
         both = [backbones.features("minilm", own, tokens=TOKENS) for own in (drawn, extra)]
         x = torch.cat([own.values for own in both]).numpy()

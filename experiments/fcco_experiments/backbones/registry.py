@@ -21,7 +21,7 @@ from fcco._files import DamagedFile, read_values, state_checksum, write_values
 
 from ..config import did_you_mean
 from ..data.grouped import GroupedData, Samples, Vectors
-from ..data.molecules import molecule, rdkit_module
+from ..data.samples import molecule, rdkit_module
 from ..data.sources import Copy, Progress, Sighting, cache_folder, locate
 from .base import Backbone, Kind, Options, Spec, file_checksum
 from .huggingface import CLIP, TEXTS, lengths, token_ids, tokenizer_file, trimmed

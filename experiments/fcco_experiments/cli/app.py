@@ -311,7 +311,7 @@ def _train(
                 out,
                 resume=given["resume"],
                 overwrite=given["overwrite"],
-                workers_=given.get("workers", 1),
+                workers=given.get("workers", 1),
                 tensorboard=given["tensorboard"],
                 on_event=display,
                 fetching=None if quiet else fetching(),

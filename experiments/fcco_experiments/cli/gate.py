@@ -175,16 +175,14 @@ def _losses(
     from ..data.table import coded, numbers_in, plain_cells
 
     if label is None:
-        return OWN, numbers_in(table, "OLD", old, True), numbers_in(table, "NEW", new, True)
+        return OWN, numbers_in(table, "OLD", old), numbers_in(table, "NEW", new)
     if loss is not None and loss not in LOSSES:
         raise ConfigError(f"--loss must be one of {', '.join(LOSSES)} but is: {loss}")
     columns = {"OLD": old, "NEW": new}
     if loss in ("squared", "absolute"):
         truth = numbers_in(table, "label", label)
         power = 2 if loss == "squared" else 1
-        away = [
-            np.abs(numbers_in(table, *column, True) - truth) ** power for column in columns.items()
-        ]
+        away = [np.abs(numbers_in(table, *column) - truth) ** power for column in columns.items()]
         return loss, away[0], away[1]
     codes, words = coded(table, "label", label)
     texts = [plain_cells(table, *column) for column in columns.items()]
@@ -204,7 +202,7 @@ def _losses(
             f"`label`: {label} has {len(words)} values, and log loss is for two. Name one as "
             f"--label '{label}={words[0]}', or give predictions of it in OLD and NEW."
         )
-    scores = [numbers_in(table, *column, True) for column in columns.items()]
+    scores = [numbers_in(table, *column) for column in columns.items()]
     for score, (role, name) in zip(scores, columns.items(), strict=True):
         if score.min() < 0 or score.max() > 1:
             raise ConfigError(

@@ -60,7 +60,7 @@ class Command(TyperCommand):
         formatter.buffer = [re.sub(r"<(str|path)>", lambda match: " " * len(match[0]), text)]
 
     def invoke(self, ctx: Any) -> Any:
-        from ..run.jobs import LoadError
+        from ..run.engine import LoadError
         from ..store import FolderError
 
         code = 2

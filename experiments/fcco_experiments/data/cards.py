@@ -12,8 +12,7 @@ from typing import Any, Literal
 from .. import config
 from ..task import Columns
 from . import layouts, sources, synthetic, table
-from .arrays import arrays
-from .grouped import GroupedData
+from .grouped import FairnessData, GroupedData, arrays
 from .sources import Copy, Place, Progress, Sighting, WrongData
 
 GENERATED: dict[str, Callable[..., GroupedData]] = {
@@ -91,49 +90,17 @@ def card(name: str) -> Card:
 
 
 def load(
-    data: str | os.PathLike[str],
-    folder: Place = None,
-    *,
-    columns: Columns | None = None,
-    label: str = "",
-    download: bool = True,
-    progress: Progress | None = None,
-    **options: Any,
-) -> Any:
-    """A data set by its name, or a table as features with a binary label and two groups.
-
-    Files are taken from the first of these places that has them with the right checksum: `folder`,
-    the folder that the environment variable `FCCO_DATA` names, the cache; then, with `download`,
-    from the network.
-
-    Args:
-        data: name of a card, or the path of a table.
-        folder: where to look first.
-        columns: of a table.
-        label: of a card with groups: another column of its table, whose classes are the groups.
-        download: fetch what is not on this machine and keep it in the cache.
-        progress: is told about downloads.
-        options: `validation` and `seed`; for data with groups those of `table.grouped`.
-
-    Returns:
-        `FairnessData`, or `GroupedData` for cards of that kind.
-
-    Raises:
-        MissingData: when a file is nowhere; it lists every place and why it failed.
-        WrongData: when a file is there, but is not what it should be.
+    data: str | os.PathLike[str], folder: Place = None, *, seed: int = 0, **options: Any
+) -> FairnessData:
+    """`load_two_groups` as arrays, split by a seed, which draws generated data, too.
 
     Example:
         >>> load("synthetic", rows=500).group_names
         ('group 0', 'group 1')
     """
-    if table.is_table(data) or card(str(data)).kind == "fairness":
-        seed = options.pop("seed", 0)
-        if not table.is_table(data) and not card(str(data)).copies:
-            options["seed"] = seed  # generated data are drawn by it, too
-        more: Any = {"columns": columns, "download": download, "progress": progress, **options}
-        return arrays(load_two_groups(data, folder, **more), seed)
-    more = {"label": label, "download": download, "progress": progress, **options}
-    return load_grouped(data, folder, columns=columns, **more)
+    if not table.is_table(data) and not card(str(data)).copies:
+        options["seed"] = seed
+    return arrays(load_two_groups(data, folder, **options), seed)
 
 
 def load_two_groups(
@@ -145,9 +112,24 @@ def load_two_groups(
     progress: Progress | None = None,
     **options: Any,
 ) -> GroupedData:
-    """A data set or a table with a binary label and two groups; arguments as for `load`.
+    """A data set by its name, or a table, as features with a binary label and two groups.
 
-    `validation` is the share of the training rows that a seed sets aside.
+    Files are taken from the first of these places that has them with the right checksum: `folder`,
+    the folder that the environment variable `FCCO_DATA` names, the cache; then, with `download`,
+    from the network.
+
+    Args:
+        data: name of a card, or the path of a table.
+        folder: where to look first.
+        columns: of a table.
+        download: fetch what is not on this machine and keep it in the cache.
+        progress: is told about downloads.
+        options: `validation`, the share of the training rows that a seed sets aside; of generated
+            data those of their function.
+
+    Raises:
+        MissingData: when a file is nowhere; it lists every place and why it failed.
+        WrongData: when a file is there, but is not what it should be.
     """
     if table.is_table(data):
         columns = columns or Columns()
@@ -184,10 +166,11 @@ def load_grouped(
     progress: Progress | None = None,
     **options: Any,
 ) -> GroupedData:
-    """Samples in groups: `load` for cards of that kind, or any table.
+    """A data set by its name, or a table, as samples in groups.
 
-    `size` is the height and width that the images of a table are given; the other arguments are
-    those of `load`, with the options of `table.grouped`.
+    `size` is the height and width that the images of a table are given, `label` another column of a
+    card's table, whose classes are then the groups. The other arguments are those of
+    `load_two_groups`, with the options of `table.grouped`.
 
     Example:
         >>> load_grouped("grouped-synthetic", groups=4).kind

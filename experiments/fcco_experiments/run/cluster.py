@@ -25,8 +25,7 @@ import torch
 from ..config import ConfigError
 from ..store import Event, Outcome
 from ..task import Problem
-from .engine import Tell
-from .jobs import Job, LoadError, Stop, fetch, load
+from .engine import Job, LoadError, Stop, Tell, fetch, load
 
 REPEATS = 20
 """How often a job is begun anew because its machine or its process was lost."""
@@ -159,7 +158,8 @@ class Cluster:
         except ray.exceptions.RayTaskError as error:  # raised by the job itself
             raise error.cause from None
         except ray.exceptions.RayError as error:
-            return job.died(type(error).__name__, tell)
+            text = f"its process died ({type(error).__name__}); --resume goes on with it"
+            return job.failed(text, tell)
 
 
 _loaded: list[Problem] = []

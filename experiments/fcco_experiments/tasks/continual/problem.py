@@ -30,7 +30,7 @@ from ...data.grouped import (
     WithinGroups,
     cut_within_groups,
 )
-from ...data.images import ImageFiles
+from ...data.samples import ImageFiles
 from ...data.sources import cache_folder, digest
 from ...task import Method, Problem, Progress
 from ..base import chunks, loader

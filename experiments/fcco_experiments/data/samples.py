@@ -1,39 +1,72 @@
-"""Images as samples: files, or decoded in memory; copies of one photo."""
+"""Samples by row: vectors, texts, images and molecules; copies of one photo, scaffolds."""
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .grouped import Samples, Vectors
 from .sources import WrongData
+
+
+class Samples(Protocol):
+    """Inputs by row: images of one size as uint8 (3, H, W), strings, or vectors."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def __getitem__(self, row: int, /) -> Tensor | str:
+        """The sample of a row."""
+        ...
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Samples that are rows of a tensor in memory: vectors, token ids, or decoded images.
+
+    Args:
+        values: (N, ...).
+    """
+
+    values: Tensor
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.values[row]
+
+
+# --- Images --------------------------------------------------------------------------------------
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # others, as EPS, would start other programs
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-PIXELS = 1 << 26  # of one image: a small file can hold an image that fills the memory
+
+
+def source_of(files: Path | Mapping[str, bytes], name: str) -> Path | bytes:
+    """An image in a folder, or among the files of an archive."""
+    return files / name if isinstance(files, Path) else files[name]
 
 
 @contextmanager
-def opened(source: Path | bytes, name: str) -> Iterator[Any]:
+def opened_image(source: Path | bytes, name: str) -> Iterator[Any]:
     """An image whose pixels are not decoded yet; what fails inside names the image."""
     from PIL import Image
 
-    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         stream = io.BytesIO(source) if isinstance(source, bytes) else source
         with Image.open(stream, formats=FORMATS) as image:
-            if image.width * image.height > PIXELS:
-                raise ValueError(f"its {image.width} x {image.height} are over {PIXELS:,} pixels")
             yield image
-    except (OSError, SyntaxError, ValueError, *bombs) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise WrongData(
             f"The image {name} cannot be decoded ({', '.join(FORMATS)} are read): {error}."
         ) from error
@@ -56,7 +89,7 @@ def decode(
     """
     from PIL import Image, ImageOps
 
-    with opened(source, name) as image:
+    with opened_image(source, name) as image:
         if fit and size is not None:
             upright = ImageOps.exif_transpose(image).convert("RGB")
             fitted = ImageOps.fit(upright, (size[1], size[0]), Image.Resampling.BICUBIC)
@@ -105,15 +138,13 @@ def image_samples(
         names: paths, by row.
         size: height and width that they are given; unless given, all must have that of the first.
     """
+    high, wide = size or decode(source_of(files, names[0]), names[0]).shape[1:]
     fit = size is not None
     if isinstance(files, Path):
-        first = files / names[0]
-        shape = size or tuple(decode(first, str(first)).shape[1:])
-        return ImageFiles(str(files), tuple(names), (shape[0], shape[1]), fit)
-    shape = size or tuple(decode(files[names[0]], names[0]).shape[1:])
-    values = torch.empty((len(names), 3, *shape), dtype=torch.uint8)
+        return ImageFiles(str(files), tuple(names), (high, wide), fit)
+    values = torch.empty((len(names), 3, high, wide), dtype=torch.uint8)
     for row, name in enumerate(names):
-        values[row] = decode(files[name], name, (shape[0], shape[1]), fit)
+        values[row] = decode(files[name], name, (high, wide), fit)
     return Vectors(values)
 
 
@@ -161,3 +192,86 @@ def distinct_rows(images: Samples, tolerance: float) -> Tensor:
             if start + first not in repeated:
                 repeated.add(start + other)
     return torch.tensor([row for row in range(len(small)) if row not in repeated])
+
+
+# --- Molecules ------------------------------------------------------------------------------------
+
+
+def rdkit_module(name: str) -> Any:
+    """Import a module of rdkit, or say how to install it."""
+    try:
+        return importlib.import_module(f"rdkit.{name}")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"Molecules need {error.name}: pip install './experiments[molecules]'."
+        ) from error
+
+
+def molecule(smiles: str) -> Any:
+    """The molecule of a SMILES; also those with valences that rdkit does not know.
+
+    Metal complexes are often written with such valences: they are read without that check.
+    """
+    chem, log = rdkit_module("Chem"), rdkit_module("rdBase")
+    with log.BlockLogs():
+        found = chem.MolFromSmiles(smiles, sanitize=False)
+        if found is None:
+            raise WrongData(f"`{smiles}` is no molecule in SMILES.")
+        found.UpdatePropertyCache(strict=False)
+        flags = chem.SanitizeFlags
+        failed = chem.SanitizeMol(
+            found, flags.SANITIZE_ALL ^ flags.SANITIZE_PROPERTIES, catchErrors=True
+        )
+    if failed != flags.SANITIZE_NONE:
+        raise WrongData(f"`{smiles}` is no molecule that rdkit can read: {failed}.")
+    return found
+
+
+def scaffold(smiles: str) -> str:
+    """The Bemis-Murcko scaffold of a molecule, its rings and what links them, as SMILES.
+
+    It is empty for a molecule without rings.
+    """
+    chem = rdkit_module("Chem")
+    # Not `MurckoScaffoldSmiles`, which checks valences.
+    found = rdkit_module("Chem.rdmolops").MurckoDecompose(molecule(smiles))
+    found.ClearComputedProps()
+    found.UpdatePropertyCache(strict=False)
+    return chem.MolToSmiles(found, isomericSmiles=False)
+
+
+def scaffold_split(
+    scaffolds: Sequence[str], shares: tuple[float, float] = (0.8, 0.1)
+) -> np.ndarray:
+    """Parts that share no scaffold: 0 to train on, 1 for validation, 2 for tests.
+
+    The sets of molecules with one scaffold, the largest first (of equal ones, that whose first
+    molecule comes last), go to the training data while these have room, then to validation, the
+    rest to the test data, as in MoleculeNet.
+
+    Args:
+        scaffolds: of each molecule.
+        shares: of training and validation data; the rest is test data.
+
+    References:
+        Wu et al. (2018), MoleculeNet: a benchmark for molecular machine learning.
+
+    Example:
+        >>> scaffold_split(["a"] * 8 + ["b", "c"]).tolist()
+        [0, 0, 0, 0, 0, 0, 0, 0, 2, 1]
+    """
+    sets: dict[str, list[int]] = {}
+    for row, name in enumerate(scaffolds):
+        sets.setdefault(name, []).append(row)
+    room = [shares[0] * len(scaffolds), sum(shares) * len(scaffolds)]
+    split, sizes = np.full(len(scaffolds), 2), [0, 0]
+    for rows in sorted(sets.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):
+        if sizes[0] + len(rows) <= room[0]:
+            place = 0
+        elif sum(sizes) + len(rows) <= room[1]:
+            place = 1
+        else:
+            continue
+        split[rows] = place
+        sizes[place] += len(rows)
+    return split
