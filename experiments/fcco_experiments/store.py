@@ -41,15 +41,8 @@ COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 TABLE, RUNS = "table.json", "runs.jsonl.gz"
 FLEET_FOLDER = "fleet"
 _SUMMARIES = (
-    TABLE,
-    "table.md",
-    "report.html",
-    SWEEP,
-    "settings.csv",
-    "runs.jsonl",
-    WINNERS,
-    CONFIG,
-)
+    TABLE, "table.md", "report.html", SWEEP, "settings.csv", "runs.jsonl", WINNERS, CONFIG,
+)  # fmt: skip
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 
