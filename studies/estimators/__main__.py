@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from fcco_experiments.stats import Interval, paired
 
 from studies import publish
-from studies.runner import Job, Runner, available, command, note, parse
+from studies.runner import Job, Runner, available, command, note, parse, published_runs
 
 from .methods import METHODS, OURS
 from .tables import READERS, read
@@ -74,7 +74,7 @@ def train(some: Iterable[Cell], runner: Runner, seeds: int, quick: bool = False)
 
 def published() -> Found:
     """All of it, from the published runs."""
-    return train(cells(), Runner(run, dict, 0, publish.runs("estimators")), 10)
+    return train(cells(), published_runs("estimators"), 10)
 
 
 def by_seed(runs: Sequence[Figures], name: str, part: str = "test") -> list[float]:
