@@ -11,7 +11,6 @@ method `fcco` is ours.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -261,10 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table(found) + "\n\n" + "\n".join(goals(found)))
     if options.quick:
         print("(one seed: the spread over seeds is in the full run)")
-    if options.publish:
-        publish.write(publish.RESULTS / "untuned", found, commit=options.commit)
-    if options.json:
-        print(json.dumps(publish.finite(found)))
+    publish.conclude(options, "untuned", found)
 
 
 if __name__ == "__main__":
