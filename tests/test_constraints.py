@@ -13,7 +13,6 @@ import fcco
 from fcco.diagnostics import kkt
 from fcco.outer import DeadZone
 
-DOUBLE = torch.float64
 A, B, M = 1.0, 0.3, 3  # the box problem: every multiplier is 0.7
 ALEXR2: dict[str, Any] = {"gamma": 0.2, "correction": 0.2 * 0.125, "read": "new"}
 

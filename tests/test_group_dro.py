@@ -15,8 +15,6 @@ from scipy.optimize import linprog, minimize_scalar
 import fcco
 from fcco.rules.cvar import threshold
 
-DOUBLE = torch.float64
-
 
 def smoothed_hinge(x: np.ndarray, ratio: float, lam: float) -> np.ndarray:
     """f_lambda of (1/r) [x]_+, and the hinge itself for lambda = 0."""

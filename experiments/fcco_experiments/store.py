@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
+import io
 import json
 import math
 import re
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
@@ -38,15 +41,8 @@ COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 TABLE, RUNS = "table.json", "runs.jsonl.gz"
 FLEET_FOLDER = "fleet"
 _SUMMARIES = (
-    TABLE,
-    "table.md",
-    "report.html",
-    SWEEP,
-    "settings.csv",
-    "runs.jsonl",
-    WINNERS,
-    CONFIG,
-)
+    TABLE, "table.md", "report.html", SWEEP, "settings.csv", "runs.jsonl", WINNERS, CONFIG,
+)  # fmt: skip
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 
@@ -82,6 +78,13 @@ def write_json(path: Path, value: Any) -> None:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write JSON lines."""
     write_text(path, "".join(json.dumps(clean(row)) + "\n" for row in rows))
+
+
+def write_packed(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write packed JSON lines; without a time in the file, the same rows give the same bytes."""
+    text = "".join(json.dumps(clean(row), separators=(",", ":")) + "\n" for row in rows)
+    with replacing(path) as file:
+        file.write(gzip.compress(text.encode(), mtime=0))
 
 
 def to_list(value: Any) -> Any:
@@ -346,6 +349,47 @@ def fleet_files(out: Path) -> list[Path]:
     if folder.is_symlink() or not folder.is_dir():
         return []
     return [path for path in sorted(folder.iterdir()) if re.fullmatch(_FLEET_FILE, path.name)]
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write a file of `torch.save`, followed by the sha256 of all bytes before it."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with replacing(path) as file:
+        file.write(buffer.getbuffer())
+        file.write(hashlib.sha256(buffer.getbuffer()).digest())
+
+
+def read_checkpoint(
+    path: Path, differences: Callable[[Mapping[str, Any]], list[str]], fingerprint: str
+) -> dict[str, Any] | None:
+    """A checkpoint that is intact; None where there is none.
+
+    One whose `spec` differs from the present one, or that was made on other data, is refused.
+    """
+    if not path.exists():
+        return None
+    way_out = f"Delete {path} to start anew, or give --overwrite for all runs."
+    try:
+        whole = memoryview(path.read_bytes())
+        if hashlib.sha256(whole[:-32]).digest() != whole[-32:]:
+            raise ValueError("its checksum is wrong, it is damaged or of another version")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, pickle and zipfile raise different ones
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise FolderError(f"The checkpoint {path} cannot be read: {reason}. {way_out}") from error
+    changes = differences(content["spec"])
+    if content["fingerprint"] != fingerprint:
+        words = f"the data were {content['fingerprint'][:12]} and are {fingerprint[:12]} now"
+        changes = [*changes, words]
+    if changes:
+        raise FolderError(
+            f"The checkpoint {path} is that of another run: {'; '.join(changes)}. {way_out}"
+        )
+    return content
 
 
 # --- reading back ---------------------------------------------------------------------------------

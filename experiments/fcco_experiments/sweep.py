@@ -22,9 +22,7 @@ summary of a sweep has them.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -225,9 +223,7 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
         "ranking": ranking,
         "winners": winners,
     }
-    text = json.dumps(store.clean(sweep), separators=(",", ":"))
-    with store.replacing(out / SWEEP) as file:
-        file.write(gzip.compress(text.encode(), mtime=0))
+    store.write_packed(out / SWEEP, [sweep])
     store.write_rows(out / "runs.jsonl", map(_line, comparison.runs))
     methods = {setting.name: setting.method for setting in settings}
     best = dataclasses.replace(

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments import compare, store
-from fcco_experiments.run import checkpoint
 from fcco_experiments.store import FolderError, differences
 from test_experiments_engine import spec
 
@@ -170,7 +169,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint(tmp_path, monkeypatch
 
     monkeypatch.setattr(store, "atomic", full)
     with pytest.raises(FolderError, match=r"a\.pt cannot be written: No space left on device"):
-        checkpoint.write(tmp_path / "a.pt", {"weight": torch.zeros(1000)})
+        store.write_checkpoint(tmp_path / "a.pt", {"weight": torch.zeros(1000)})
 
 
 def write_whole(folder: Path) -> None:

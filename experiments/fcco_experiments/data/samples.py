@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sources import WrongData
+from .sources import Progress, WrongData
 
 
 class Samples(Protocol):
@@ -29,15 +29,29 @@ class Samples(Protocol):
         ...
 
 
+def optional(module: str, extra: str) -> Any:
+    """Import a module that an extra brings, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"This needs {error.name}: pip install './experiments[{extra}]'."
+        ) from error
+
+
+def in_turn(samples: Samples, what: str, progress: Progress | None) -> Iterator[Any]:
+    """One sample after the other; tells every now and then how many are done."""
+    for row in range(len(samples)):
+        yield samples[row]
+        if progress is not None and (row % 256 == 0 or row + 1 == len(samples)):
+            progress(what, row + 1, len(samples))
+
+
 @dataclass(frozen=True)
 class Vectors:
-    """Samples that are rows of a tensor in memory: vectors, token ids, or decoded images.
+    """Samples that are rows of a tensor in memory: vectors, token ids, or decoded images."""
 
-    Args:
-        values: (N, ...).
-    """
-
-    values: Tensor
+    values: Tensor  # (N, ...)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -106,19 +120,12 @@ def decode(
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Samples that are image files, decoded whenever a row is read.
+    """Samples that are image files, decoded whenever a row is read."""
 
-    Args:
-        folder: of all files.
-        names: paths inside it, by row.
-        size: height and width of all.
-        fit: scale and cut images of other sizes, see `decode`; otherwise they are refused.
-    """
-
-    folder: str
-    names: tuple[str, ...]
-    size: tuple[int, int]
-    fit: bool = False
+    folder: str  # of all files
+    names: tuple[str, ...]  # paths inside it, by row
+    size: tuple[int, int]  # height and width of all
+    fit: bool = False  # scale and cut images of other sizes, see `decode`, instead of refusing them
 
     def __len__(self) -> int:
         return len(self.names)
@@ -198,13 +205,8 @@ def distinct_rows(images: Samples, tolerance: float) -> Tensor:
 
 
 def rdkit_module(name: str) -> Any:
-    """Import a module of rdkit, or say how to install it."""
-    try:
-        return importlib.import_module(f"rdkit.{name}")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"Molecules need {error.name}: pip install './experiments[molecules]'."
-        ) from error
+    """A module of rdkit."""
+    return optional(f"rdkit.{name}", "molecules")
 
 
 def molecule(smiles: str) -> Any:
@@ -240,21 +242,12 @@ def scaffold(smiles: str) -> str:
     return chem.MolToSmiles(found, isomericSmiles=False)
 
 
-def scaffold_split(
-    scaffolds: Sequence[str], shares: tuple[float, float] = (0.8, 0.1)
-) -> np.ndarray:
+def scaffold_split(scaffolds: Sequence[str]) -> np.ndarray:
     """Parts that share no scaffold: 0 to train on, 1 for validation, 2 for tests.
 
     The sets of molecules with one scaffold, the largest first (of equal ones, that whose first
     molecule comes last), go to the training data while these have room, then to validation, the
-    rest to the test data, as in MoleculeNet.
-
-    Args:
-        scaffolds: of each molecule.
-        shares: of training and validation data; the rest is test data.
-
-    References:
-        Wu et al. (2018), MoleculeNet: a benchmark for molecular machine learning.
+    rest to the test data, as in MoleculeNet (Wu et al., 2018).
 
     Example:
         >>> scaffold_split(["a"] * 8 + ["b", "c"]).tolist()
@@ -263,6 +256,7 @@ def scaffold_split(
     sets: dict[str, list[int]] = {}
     for row, name in enumerate(scaffolds):
         sets.setdefault(name, []).append(row)
+    shares = 0.8, 0.1
     room = [shares[0] * len(scaffolds), sum(shares) * len(scaffolds)]
     split, sizes = np.full(len(scaffolds), 2), [0, 0]
     for rows in sorted(sets.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):

@@ -20,7 +20,7 @@ from . import engine
 from .cluster import Cluster
 from .engine import Job, Run, Stop, Tell
 from .fleets import Fleets
-from .workers import one_thread, pool, stoppable
+from .workers import pool, stoppable
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def execute(
                     problem = None  # each process loads its own
                     ended += pool(runs, number, tell, stop)
                 elif runs:
-                    with one_thread():
+                    with engine.threads(1):
                         ended += _do(runs, problem, tell, stop)
             done |= {outcome.run: outcome for outcome in ended}
     return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in plan.specs]
