@@ -119,6 +119,9 @@ def test_non_convex_constraint_has_its_known_multiplier():
         lambda: (w - goal).square().sum() / 2, inner, 1, [w], multipliers=torch.tensor([0.5])
     )
     assert wrong.stationarity == pytest.approx(0.5)  # |(w - a) - w| = |a|
+    w = (3 * goal).requires_grad_()  # the constraint holds with 1.25 to spare
+    spare = kkt(lambda: w.sum(), inner, 1, [w], multipliers=torch.tensor([0.5]))
+    assert spare.complementarity == pytest.approx(0.625) and spare.feasibility == 0
 
 
 @pytest.mark.parametrize("seed", range(2))

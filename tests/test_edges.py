@@ -153,14 +153,11 @@ def test_a_warm_up_that_is_refused_writes_no_term():
 # Violations of dual terms.
 
 
-def latest() -> fcco.tracker.InnerTracker:
-    return fcco.tracker.InnerTracker(1, gamma=1.0, correction=0.0, read="new", dtype=F64)
-
-
 def test_the_violation_of_a_dual_term_survives_a_nan_that_is_refused_late(monkeypatch):
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)  # as on a GPU
     model = Point([1.0])
-    term = DualTerm(fcco.outer.Hinge(), latest(), dual_step=1.0)
+    latest = fcco.tracker.InnerTracker(1, gamma=1.0, correction=0.0, read="new", dtype=F64)
+    term = DualTerm(fcco.outer.Hinge(), latest, dual_step=1.0)
     objective = fcco.Compositional(model, sgd(model), term)
     objective(lambda: model.w)
     objective.close()

@@ -1,4 +1,4 @@
-"""OSS and ICPPAC against literal transcriptions, their invariants, and known KKT points."""
+"""OSS and ICPPAC against literal transcriptions, cvxpy and laws of their rounds."""
 
 from __future__ import annotations
 
