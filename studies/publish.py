@@ -1,19 +1,19 @@
 """Results as files of docs/results and as tables: what was measured, with what, at which commit.
 
-    python -m studies.publish     # figures of all published runs anew
+    python -m studies.publish     # which commit made the runs that pages read
 
-Runs were published before their figures were: the commit of each file of runs is told by git.
+Those runs were published without it: git tells the commit of their file.
 """
 
 from __future__ import annotations
 
 import functools
 import gzip
-import importlib
 import json
 import math
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,20 @@ def write(
         (folder / RUNS).write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
 
 
+def conclude(
+    options: Namespace,
+    name: str,
+    figures: Mapping[str, Any],
+    runs: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+) -> None:
+    """What a study ends with, by its options: files in docs/results, a line of JSON."""
+    if options.publish:
+        write(RESULTS / name, figures, runs, device, options.commit)
+    if options.json:
+        print(json.dumps(finite(figures)))
+
+
 def table(name: str) -> dict[str, Any]:
     """The figures in a folder of results."""
     return json.loads((RESULTS / name / TABLE).read_text())
@@ -112,15 +126,8 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def markdown(rows: Iterable[Sequence[str]]) -> str:
-    """A table from its head and its rows."""
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def plain(rows: Iterable[Sequence[str]]) -> str:
-    """The same for a terminal."""
+    """A table for a terminal, from its head and its rows; without marks of Markdown."""
     table = [[cell.replace("**", "").replace("\\|", "|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
@@ -130,6 +137,11 @@ def plain(rows: Iterable[Sequence[str]]) -> str:
         ).rstrip()
         for row in table
     )
+
+
+def mean_and_std(values: Sequence[float]) -> dict[str, float]:
+    """Mean and standard deviation over seeds, for JSON."""
+    return {key: round(x, 5) for key, x in zip(("mean", "std"), spread(values), strict=True)}
 
 
 def mean_std(values: Sequence[float], digits: int = 3) -> str:
@@ -152,12 +164,9 @@ def commit_of(file: Path) -> str:
 
 
 def main() -> None:
-    for name in ("estimators", "identities", "xrisk", "group_dro"):
-        part = "report" if name == "group_dro" else "__main__"
-        study = importlib.import_module(f"studies.{name}.{part}")
-        folder = RESULTS / name.replace("_", "-")
-        files = {file.name: commit_of(file) for file in sorted(folder.glob("*.jsonl.gz"))}
-        write(folder, {"runs": files, "figures": study.published_figures()})
+    for name in ("estimators", "group-dro", "identities", "small-batches", "xrisk"):
+        files = {file.name: commit_of(file) for file in sorted((RESULTS / name).glob("*.jsonl.gz"))}
+        write(RESULTS / name, {"runs": files})
 
 
 if __name__ == "__main__":

@@ -160,6 +160,11 @@ class Runner:
         print(f"{chr(13) if live else ''}{text}   ", end=end, file=self.show, flush=True)
 
 
+def published_runs(name: str) -> Runner:
+    """The published runs of a study; a job that is not among them is an error."""
+    return Runner(dict, dict, 0, publish.runs(name))
+
+
 def tuned(
     runner: Runner,
     grids: Mapping[Any, Sequence[Any]],

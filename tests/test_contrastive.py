@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -93,24 +94,24 @@ def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("individual", [False, True])
 @pytest.mark.parametrize(("label", "anchor", "chunk"), OPTIONS)
 def test_inner_values_and_their_gradient(label, anchor, chunk, individual):
-    """With one temperature, or one for each value."""
+    """With one temperature, and with one for each value."""
     x, t = (each.requires_grad_() for each in features(7))
-    rows = [i for i in range(7) if anchor is None or anchor[i]]
+    rows = list(range(7)) if anchor is None else [i for i in range(7) if anchor[i]]
     draw = torch.Generator().manual_seed(1)
     taus = 0.3 + torch.rand(7, 2, generator=draw, dtype=torch.float64)
-    tau = (taus if individual else taus[0, 0]).requires_grad_()
+    tau = (taus if individual else taus[0, 0]).clone().requires_grad_()
     own = tau[rows] if individual else tau
     entries = log_means(x, t, own, chunk=chunk, **tensors(label, anchor))
-    for (k, i), side in itertools.product(enumerate(rows), (0, 1)):
-        number = (tau[i, side] if individual else tau).item()
-        expected = loop_means(x.detach(), t.detach(), number, label)[i, side]
+    for k, side in itertools.product(range(len(rows)), (0, 1)):
+        one = float(taus[rows[k], side] if individual else taus[0, 0])
+        expected = loop_means(x.detach(), t.detach(), one, label)[rows[k], side]
         assert entries[k, side].item() == pytest.approx(expected, abs=1e-13)
-    naive = naive_means(x, t, tau, label, anchor).log()
     weights = torch.randn(entries.shape, dtype=torch.float64)
-    ours = torch.autograd.grad((weights * entries).sum(), (x, t, tau))
-    theirs = torch.autograd.grad((weights * naive).sum(), (x, t, tau))
-    for one, two in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+    naive = naive_means(x, t, tau, label, anchor).log()
+    ours, theirs = (
+        torch.autograd.grad((weights * each).sum(), (x, t, tau)) for each in (entries, naive)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
@@ -127,22 +128,6 @@ def test_a_second_derivative_is_refused():
     (slope,) = torch.autograd.grad(log_means(x, t, 0.5).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()
-
-
-def test_a_batch_mean_over_negatives_is_unbiased():
-    """The mean over all batches with pair i is g_i of the data set; with i itself it is not."""
-    x, t = features(6)
-    whole = loop_means(x, t, 0.8)
-    sums, counts, with_itself = np.zeros((6, 2)), np.zeros(6), np.zeros(6)
-    for batch in itertools.combinations(range(6), 3):
-        ids = list(batch)
-        sums[ids] += log_means(x[ids], t[ids], 0.8).exp().numpy()
-        counts[ids] += 1
-        scores = (x[ids] @ t[ids].T).numpy()
-        with_itself[ids] += np.exp((scores - scores.diagonal()[:, None]) / 0.8).mean(1)
-    np.testing.assert_allclose(sums / counts[:, None], np.exp(whole), rtol=1e-12)
-    including = (1 + 5 * np.exp(whole[:, 0])) / 6
-    assert (np.abs(with_itself / counts - including) > 1e-3 * including).all()
 
 
 @pytest.mark.parametrize(
@@ -243,24 +228,19 @@ def test_the_whole_data_set_at_gamma_one_is_the_full_loss(scaled, chunk):
         optimizer.step()
 
 
-@pytest.mark.parametrize("individual", [False, True])
-@pytest.mark.parametrize(
+PATHS = pytest.mark.parametrize(
     ("read", "correction", "case"),
     [("old", 0.15, "plain"), ("new", 0.0, "plain"), ("new", 0.15, "labels and anchors")],
 )
-def test_steps_equal_a_transcription(read, correction, case, individual):
-    number, gamma, lr, start = 24, 0.6, 0.05, 0.3 if individual else 0.5
-    ours, theirs = Backbones(number, start), Backbones(number, start)
-    options = INDIVIDUAL if individual else {"radius": 0.8}
-    objective, optimizer = build(ours, lr, gamma=gamma, correction=correction, read=read, **options)
-    rest: Any = {"first": 0.3, "tau_lr": 0.02} if individual else {}
-    reference = (IndividualTraining if individual else Training)(
-        theirs.units, list(theirs.parameters()), theirs.tau, number, gamma, correction, read, lr,
-        radius=options["radius"], **rest,
-    )  # fmt: skip
+
+
+def follow(ours: Backbones, theirs: Training, case: str, **options: Any) -> Any:
+    """Train beside a transcription; the objective after sixty steps."""
+    settings = {"gamma": theirs.gamma, "correction": theirs.correction, "read": theirs.read}
+    objective, optimizer = build(ours, theirs.lr, **settings, **options)
     draw = torch.Generator().manual_seed(3)
     for step in range(60):
-        ids = torch.randperm(number, generator=draw)[:5]
+        ids = torch.randperm(len(ours.x), generator=draw)[:5]
         extra: dict[str, Any] = {}
         if case != "plain":
             extra = {"label": (ids % 4).tolist(), "anchor": [True, True, False, True, step % 2 > 0]}
@@ -272,26 +252,45 @@ def test_steps_equal_a_transcription(read, correction, case, individual):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        assert loss.item() == pytest.approx(reference.step(ids.tolist(), **extra), abs=1e-10)
-    for one, two in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert loss.item() == pytest.approx(theirs.step(ids.tolist(), **extra), abs=1e-10)
+    for one, two in zip(ours.parameters(), theirs.parameters, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
-    tracker, seen = objective.term.tracker, sorted(reference.u)
-    assert seen == tracker.seen.nonzero().squeeze(1).tolist()
-    u = np.array([reference.u[i] for i in seen])
-    np.testing.assert_allclose(tracker.value[seen].exp().numpy(), u, rtol=1e-10)
-    if not isinstance(reference, IndividualTraining):
-        assert objective.previous is None or correction > 0, "one forward pass"
-        assert float((ours.tau() - start).detach().abs()) > 0.01, "the temperature must move"
-        return
-    taus = objective.term.temperature()
-    expected = np.array([reference.taus.get(i, np.full(2, 0.3)) for i in range(number)])
-    np.testing.assert_allclose(taus.numpy(), expected, rtol=0, atol=1e-10)
-    assert taus.std() > 0.01 and (taus - 0.3).abs().max() > 0.1, "the temperatures must move"
-    value = (expected[seen] * (np.log(u + 1 / (number - 1)) + 1.5)).sum(1).mean()
-    assert objective.value().item() == pytest.approx(value, abs=1e-10)
+    return objective
+
+
+@PATHS
+def test_steps_equal_a_transcription(read, correction, case):
+    model, twin = Backbones(24, tau=0.5), Backbones(24, tau=0.5)
+    reference = Training(
+        twin.units, list(twin.parameters()), twin.tau, 24, 0.6, correction, read, 0.05, radius=0.8
+    )
+    tracker = follow(model, reference, case, radius=0.8).term.tracker
+    moved = float((model.log_tau - Backbones(24, tau=0.5).log_tau).detach().abs())
+    assert moved > 0.02, "the temperature must move"
+    assert sorted(reference.u) == tracker.seen.nonzero().squeeze(1).tolist()
+    for i, u in reference.u.items():
+        np.testing.assert_allclose(tracker.value[i].exp().numpy(), u, rtol=1e-10)
 
 
 # --- individual temperatures ----------------------------------------------------------------------
+
+
+@PATHS
+def test_individual_temperatures_equal_a_transcription(read, correction, case):
+    model, twin = Backbones(24), Backbones(24)
+    reference = IndividualTraining(
+        twin.units, list(twin.parameters()), twin.tau, 24, 0.6, correction, read, 0.05,
+        radius=1.5, first=0.3, tau_lr=0.02,
+    )  # fmt: skip
+    objective = follow(model, reference, case, **INDIVIDUAL)
+    taus = objective.term.temperature()
+    expected = np.array([reference.taus.get(i, np.full(2, 0.3)) for i in range(24)])
+    np.testing.assert_allclose(taus.numpy(), expected, rtol=0, atol=1e-10)
+    assert taus.std() > 0.01 and (taus - 0.3).abs().max() > 0.1, "the temperatures must move"
+    seen = sorted(reference.u)
+    u, tau = np.array([reference.u[i] for i in seen]), expected[seen]
+    value = (tau * (np.log(u + 1 / 23) + 1.5)).sum(1).mean()
+    assert objective.value().item() == pytest.approx(value, abs=1e-10)
 
 
 def test_micro_batches_average_the_steps_of_a_temperature():
@@ -362,13 +361,18 @@ def test_a_saved_state_continues_to_the_last_bit(options):
         assert torch.equal(one.nan_to_num(), two.nan_to_num())
 
 
-def test_no_copy_with_a_learned_temperature():
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_no_copy_with_a_learned_temperature(copied):
     model = Backbones(8)
     objective, _ = build(model, temperature=lambda: model.log_tau.exp())
     term = ContrastiveTerm(8, temperature=model.tau)
     for each in (objective, term):
         with pytest.raises(TypeError, match=r"function as `temperature`.*parameters of this model"):
-            copy.deepcopy(each)
+            copied(each)
 
 
 @pytest.mark.parametrize("options", [{}, INDIVIDUAL])
@@ -400,11 +404,38 @@ def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing(options):
 # --- objectives -----------------------------------------------------------------------------------
 
 
+def test_with_an_ordinary_loss():
+    ids = torch.tensor([1, 3, 6])
+    model = Backbones(10)
+    objective, _ = build(model)
+    alone = objective(lambda: model(ids), ids).item()
+    model = Backbones(10)
+    objective, _ = build(model)
+    both = objective(lambda: (model.image.weight.square().sum(), model(ids)), ids)
+    assert both.item() == pytest.approx(alone + model.image.weight.square().sum().item(), abs=1e-12)
+
+
 def test_features_in_place_of_a_function_are_refused():
     model, ids = Backbones(10), torch.arange(4)
     objective, _ = build(model)
     with pytest.raises(TypeError, match=r"`GlobalContrastive`.*function.*tuple"):
         objective(model(ids), ids)
+
+
+def test_micro_batches_are_one_step_of_separate_batches():
+    model = Backbones(10)
+    objective, optimizer = build(model, lr=0.1, gamma=0.5)
+    assert objective.previous is None, "by default, there is one forward pass"
+    batches = [[0, 1, 2], [2, 3, 4]]
+    for ids in batches:
+        (objective(lambda ids=ids: model(ids), torch.tensor(ids)) / 2).backward()
+    first, second = (np.exp(model.means(ids)) for ids in batches)
+    optimizer.step()
+    u = objective.term.tracker.value.exp().detach().numpy()
+    assert objective.term.step == 1
+    np.testing.assert_allclose(u[[0, 1]], first[:2], rtol=1e-12)
+    np.testing.assert_allclose(u[[3, 4]], second[1:], rtol=1e-12)
+    np.testing.assert_allclose(u[2], (first[2] + second[0]) / 2, rtol=1e-12)
 
 
 def test_features_are_pooled_as_inner_values():
@@ -437,23 +468,24 @@ X, T = features(4)
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda: log_means(X[:1], T[:1], 0.1), "at least two pairs"),
-        (lambda: log_means(X, T[:3], 0.1), "same shape"),
-        (lambda: log_means(X, T.long(), 0.1), "int64"),
-        (lambda: log_means(X, T, torch.ones(2)), "temperature"),
-        (lambda: log_means(X, T, 0.1, chunk=0), "chunk"),
-        (lambda: log_means(X, T, 0.1, label=torch.zeros(4)), "label.*integers"),
-        (lambda: log_means(X, T, 0.1, anchor=torch.arange(4)), "anchor.*bool"),
-        (lambda: log_means(X, T, 0.1, label=torch.ones(4).long()), "without a neg.*label 1"),
-        (lambda: ContrastiveTerm(1), "num_pairs"),
-        (lambda: ContrastiveTerm(5, temperature=-1.0), "temperature"),
-        (lambda: ContrastiveTerm(5, radius=1.0, scaled=False), "only a constant"),
-        (lambda: ContrastiveTerm(5, temperature="individual"), "radius"),
+        (lambda: log_means(X[:1], T[:1], 0.1), r"`log_means\(images.*at least two pairs.*has: 1"),
+        (lambda: log_means(X, T[:3], 0.1), r"same shape.*\(4, 5\).*\(3, 5\)"),
+        (lambda: log_means(X, T.long(), 0.1), r"must be features.*int64"),
+        (lambda: log_means(X, T, torch.ones(2)), r"`log_means\(temperature=...\)` must be one num"),
+        (lambda: log_means(X, T, 0.1, chunk=0), r"`log_means\(chunk=...\)` must be at least 1"),
+        (lambda: log_means(X, T, 0.1, label=torch.zeros(4)), r"`log_means\(label=...\)`.*integers"),
+        (lambda: log_means(X, T, 0.1, label=torch.arange(3)), r"`log_means\(label=...\)` must be"),
+        (lambda: log_means(X, T, 0.1, anchor=torch.arange(4)), r"`log_means\(anchor=...\)`.*bool"),
+        (lambda: log_means(X, T, 0.1, label=torch.ones(4).long()), "without a neg.*all 4.*label 1"),
+        (lambda: ContrastiveTerm(1), r"`ContrastiveTerm\(num_pairs=...\)` must be at least 2"),
+        (lambda: ContrastiveTerm(5, temperature=-1.0), r"temperature=...\)` must be positive"),
+        (lambda: ContrastiveTerm(5, radius=1.0, scaled=False), "is only a constant"),
+        (lambda: ContrastiveTerm(5, temperature="individual"), r"needs a `radius` above 0.*falls"),
         (
             lambda: ContrastiveTerm(9, temperature="individual", radius=1.0).inner(X, T),
-            r"shape \(9, 2\).*`index`",
+            r"`log_means\(temperature=...\)` must be.*\(4, 2\).*has shape \(9, 2\).*`index`",
         ),
-        (lambda: build(Backbones(6))[0](lambda: X, torch.tensor([0])), "image feat"),
+        (lambda: build(Backbones(6))[0](lambda: X, torch.tensor([0])), "must return .image feat"),
     ],
 )
 def test_errors_name_the_call(call, error):

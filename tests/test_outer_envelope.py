@@ -136,13 +136,6 @@ def test_a_width_wherever_a_smoothing_is_taken():
     assert term.smoothed is term.outer
 
 
-@pytest.mark.parametrize("step", [math.inf, math.nan, 0.0, -1.0])
-def test_a_step_that_is_no_positive_number_is_refused(step):
-    for outer in (fcco.outer.Hinge(), fcco.outer.Absolute(), fcco.outer.SquaredHinge()):
-        with pytest.raises(ValueError, match="positive and finite"):
-            outer.envelope_and_gradient(torch.ones(2), step)
-
-
 @pytest.mark.parametrize("case", WEAKLY_CONVEX, ids=repr)
 def test_too_much_smoothing_is_refused(case: Case):
     limit = 1 / case.outer.weak_convexity

@@ -16,9 +16,9 @@ import fcco.outer as fo
 
 CUSTOM = Case(Custom(torch.nn.functional.softplus, lipschitz=1.0, convex=True), lambda u: u)
 ENVELOPE = Case(fo.MoreauEnvelope(fo.OneSidedMCP(0.9, 0.8), 0.2), lambda u: u)
-# Compiling takes time: functions with a branch, a sort, an envelope.
+# Compiling takes time: functions with a branch and with a sort.
 COMPILED = [
-    case if type(case.outer) in (fo.OneSidedMCP, fo.CVaR, fo.MoreauEnvelope)
+    case if type(case.outer) in (fo.OneSidedMCP, fo.CVaR)
     else pytest.param(case, marks=pytest.mark.slow)
     for case in [*ALL, CUSTOM, ENVELOPE]
 ]  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 import fcco
 from fcco import xrisk
@@ -167,21 +167,14 @@ CASES: dict[str, tuple[Any, Any, bool]] = {  # objective, values, whether there 
 }
 
 
-def trained(case: str, steps: list[np.ndarray], form: str | None, resume: bool = False) -> Any:
+def trained(case: str, steps: list[np.ndarray], form: str | None) -> Any:
     """The loss of each step and the state after all; `form` None expands by hand."""
     build, values, with_loss = CASES[case]
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     objective = build(model, optimizer)
     found = []
-    for number, ids in enumerate(steps):
-        if resume and number == len(steps) // 2:
-            state = copy.deepcopy((model.state_dict(), objective.state_dict()))
-            model = make_model()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-            objective = build(model, optimizer)
-            model.load_state_dict(state[0])
-            objective.load_state_dict(state[1])
+    for ids in steps:
         sample, index = by_hand(ids)
 
         def function(own: Any = model, ids: np.ndarray = ids, sample: Tensor = sample) -> Any:
@@ -218,11 +211,6 @@ def test_lists_and_arrays_mean_the_same(form):
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
-def test_a_resumed_run_is_the_same():
-    whole, resumed = (trained("cvar", batches(8), "tensor", resume=r) for r in (False, True))
-    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
-
-
 def test_an_independent_batch():
     """`gradient_index` may be another matrix."""
     first, second, start = batches(3, size=30)
@@ -231,22 +219,18 @@ def test_an_independent_batch():
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         objective = corrected(model, optimizer)
-        (sample, index), (other, other_index) = by_hand(first), by_hand(second)
         objective(lambda m=model: losses(m, start), MEMBER[start]).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if hand:
-            loss = objective(
-                lambda m=model, s=sample: losses(m, first)[s], index,
-                gradient=lambda m=model, s=other: losses(m, second)[s],
-                gradient_index=other_index,
-            )  # fmt: skip
-        else:
-            loss = objective(
-                lambda m=model: losses(m, first), MEMBER[first],
-                gradient=lambda m=model: losses(m, second),
-                gradient_index=MEMBER[second],
-            )  # fmt: skip
+
+        def batch(ids: np.ndarray, model: Any = model, hand: bool = hand) -> Any:
+            sample, index = by_hand(ids)
+            return lambda: losses(model, ids)[sample if hand else ...], index if hand else MEMBER[
+                ids
+            ]
+
+        (values, index), (gradient, other) = batch(first), batch(second)
+        loss = objective(values, index, gradient=gradient, gradient_index=other)
         loss.backward()
         found.append((loss.detach(), model.weight.grad, objective.term.tracker.rows))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
@@ -371,20 +355,6 @@ def estimates(model: nn.Module, calls: list[tuple[Any, Any]]) -> tuple[np.ndarra
     return np.nanmean(values, 0), total
 
 
-def test_uniform_batches_with_a_matrix_are_unbiased():
-    """All batches of 3, and of 6, of 7 samples: each sample counts in all of its groups."""
-    model = make_model()
-    means, gradient = exact(model)
-    # In some batches of 3 a group is missing: its estimate is that of the batches that have it.
-    few = [(list(b), SMALL[list(b)]) for b in itertools.combinations(range(7), 3)]
-    assert any(not index.any(0).all() for _, index in few)
-    np.testing.assert_allclose(estimates(model, few)[0], means, rtol=1e-12)
-    many = [(list(b), SMALL[list(b)]) for b in itertools.combinations(range(7), 6)]
-    found, average = estimates(model, many)
-    np.testing.assert_allclose(found, means, rtol=1e-12)
-    torch.testing.assert_close(average, gradient, rtol=1e-12, atol=0)
-
-
 def test_batches_of_memberships_are_unbiased():
     """All batches of one sample per group, and those that the sampler draws."""
     model = make_model()
@@ -437,29 +407,6 @@ def test_items_carry_their_group():
     with pytest.raises(ValueError, match="another `key`"):
         GroupMemberships(grouped, SMALL)[4]
     assert GroupMemberships(grouped, SMALL, key="id")[4] == {"x": 3, "group": "a", "id": 0}
-
-
-def test_a_loader_of_memberships_resumes_and_is_cut_over_ranks():
-    members = GroupMemberships(Numbers(7), SMALL)
-
-    def drawn(rank: int, world: int, resume: bool = False) -> list[list[tuple[int, int]]]:
-        ranks: Any = {"rank": rank, "world_size": world, "seed": 0}
-        sampler = GroupBatchSampler(members.group, 2, 2, batches_per_epoch=6, **ranks)
-        loader = DataLoader(members, batch_sampler=sampler)
-        if not resume:
-            return [list(zip(*map(list, b), strict=True)) for b in sampler.consume(loader)]
-        first = list(itertools.islice(sampler.consume(loader), 2))
-        state = sampler.state_dict()
-        sampler = GroupBatchSampler(members.group, 2, 2, batches_per_epoch=6, **ranks)
-        sampler.load_state_dict(state)
-        loader = DataLoader(members, batch_sampler=sampler)
-        return [list(zip(*map(list, b), strict=True)) for b in (*first, *sampler.consume(loader))]
-
-    whole = drawn(0, 1)
-    assert all(SMALL[s, g] for batch in whole for s, g in batch)
-    assert drawn(0, 1, resume=True) == whole
-    halves = zip(drawn(0, 2), drawn(1, 2), strict=True)
-    assert [one + two for one, two in halves] == whole
 
 
 WRONG: dict[str, tuple[Any, str]] = {

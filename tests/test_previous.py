@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 from previous_cases import X, moved, network, same, state
-from problems import Point
 from torch import nn
 
 import fcco
-from fcco._state import unpack
 
 
 class Tied(nn.Module):
@@ -177,71 +175,6 @@ def test_a_compiled_model_is_evaluated_at_the_previous_point_without_recompiling
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
-class Scale(nn.Module):
-    """A factor in single precision."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.tensor(0.7))
-
-    def forward(self, x):
-        return self.factor * x
-
-
-class Trained:
-    """Some steps of a network with dropout and batch norm, whose weights are of two precisions."""
-
-    def __init__(self, offload: bool, state: Any = None) -> None:
-        self.model = network(nn.BatchNorm1d(5), nn.Dropout(0.3), Scale())
-        self.model[4].float()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2)
-        self.objective = fcco.methods.sonex(
-            self.model,
-            self.optimizer,
-            fcco.outer.Hinge(),
-            3,
-            smoothing=0.5,
-            gamma=0.4,
-            offload=offload,
-        )
-        if state is not None:
-            self.load(state)
-
-    def train(self, steps: int) -> Trained:
-        torch.manual_seed(11)
-        for _ in range(steps):
-            self.objective(lambda: self.model(X).squeeze(1), torch.arange(6) % 3).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return self
-
-    def save(self) -> dict[str, Any]:
-        parts = {"model": self.model, "optimizer": self.optimizer, "objective": self.objective}
-        return copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
-
-    def load(self, saved: dict[str, Any]) -> None:
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.objective.load_state_dict(saved["objective"])
-
-
-def test_an_offloaded_copy_gives_the_same_training_bit_by_bit():
-    kept, moved_away = (Trained(offload).train(6) for offload in (False, True))
-    assert same(state(kept.model), state(moved_away.model))
-    for one in (kept, moved_away):
-        previous = one.objective.previous
-        assert previous is not None and previous.offload is (one is moved_away)
-        assert len(previous.tensors) == len(list(one.model.parameters()))
-        assert {copied.device.type for copied in previous.tensors.values()} == {"cpu"}
-    one, other = kept.objective.state_dict(), moved_away.objective.state_dict()
-    extra = "previous._extra_state"
-    assert one.keys() == other.keys() and same(unpack(one.pop(extra)), unpack(other.pop(extra)))
-    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-    saved = kept.save()  # a checkpoint does not know where the copy was
-    ends = [Trained(offload, saved).train(3) for offload in (False, True)]
-    assert same(state(ends[0].model), state(ends[1].model))
-
-
 # When the previous parameters are copied, and how the copy is saved.
 
 
@@ -262,54 +195,8 @@ def test_with_two_optimizers_w_t_minus_1_is_one_point_in_time():
     assert point == (5.0, 30.0)
 
 
-def trajectory(how: str, make=lambda p: torch.optim.SGD(p, 0.1, momentum=0.5), correction=0.7):
-    """SONEX on a slope that depends on u, stepped in various ways."""
-    model = Point(np.array([0.9, -0.5]))
-    optimizer = make(model.parameters())
-    objective = fcco.methods.sonex(
-        model,
-        optimizer,
-        fcco.outer.Absolute(2.0),
-        3,
-        smoothing=2.0,
-        gamma=0.3,
-        correction=correction,
-    )
-    a = torch.tensor([[1.0, 0.2], [0.3, -1.0], [-0.6, 0.8]], dtype=torch.float64)
-    step = optimizer.step
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(12):
-        noise = 0.1 * torch.randn(3, generator=generator, dtype=torch.float64)
-
-        def closure(noise=noise):
-            optimizer.zero_grad()
-            loss = objective(lambda: (a @ model.w).square() - 0.2 + noise)
-            loss.backward()
-            return loss
-
-        if how == "positional":
-            assert step(closure) is not None
-        elif how == "keyword":
-            assert step(closure=closure) is not None
-        else:
-            closure()
-            step()
-    return torch.cat([model.w.detach(), objective.term.tracker.value[:, 0]])
-
-
 def proximal(params):
     return fcco.optim.ProximalPoint(torch.optim.SGD(params, lr=0.3), nu=0.5, eta=0.2, inner_steps=3)
-
-
-@pytest.mark.parametrize(
-    "how, make",
-    [("positional", lambda p: torch.optim.SGD(p, 0.1, momentum=0.5)), ("keyword", proximal)],
-)
-def test_a_step_with_a_closure_equals_the_plain_loop(how, make):
-    plain = trajectory("plain", make)
-    assert torch.equal(trajectory(how, make), plain)
-    dropped = trajectory("plain", make, correction=0.0)
-    assert (dropped - plain).abs().max() > 1e-3, "the correction must matter here"
 
 
 def test_a_round_of_a_proximal_point_begins_with_the_previous_point_at_its_start():

@@ -195,25 +195,3 @@ def test_anchored_shows_the_point_between_rounds_and_leaves_no_trace(steps: int)
         return seen, w.tolist()
 
     assert run(look=True)[1] == run(look=False)[1]
-
-
-def test_the_outer_optimizer_steps_alone_only_while_no_objective_listens():
-    """Stepped by mistake, it would leave the inner loop out, and nothing would tell."""
-    w = parameter()
-    outer = torch.optim.SGD([w], lr=0.3)
-    optimizer = fcco.optim.ProximalPoint(outer, nu=0.5, eta=0.2, inner_steps=2)
-    set_gradient(w)
-    outer.step()
-    tracker = fcco.tracker.InnerTracker(2, dtype=torch.float64)
-    term = fcco.terms.CoupledTerm(fcco.outer.Hinge(), tracker, smoothing=0.1)
-    objective = fcco.Compositional(nn.ParameterList([w]), optimizer, term)
-    for steps in range(2):  # a whole round, with its own step of the outer optimizer
-        objective(lambda: w).backward()
-        kept = w.detach().clone()
-        with pytest.raises(RuntimeError, match=r"\(ProximalPoint\), not the SGD inside it"):
-            outer.step()
-        assert torch.equal(w, kept) and tracker.steps == steps
-        optimizer.step()
-    assert optimizer.round == 1 and tracker.steps == 2
-    objective.detach_hooks()
-    outer.step()

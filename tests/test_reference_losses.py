@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fcco
 from fcco import ReferenceLosses
 from fcco._files import state_checksum
 
@@ -118,27 +117,6 @@ def test_precision_and_device_follow_the_model_but_are_never_narrowed():
     assert torch.equal(restored.value, fine)
     fine[0] = 9.0
     assert reference.value[0] != 9, "a copy"
-
-
-def test_as_constraints_the_tracker_averages_differences_by_class():
-    model = make_model().eval()
-    reference = ReferenceLosses.measure(model, Counting(model), SIZE)
-    objective = fcco.constrained(
-        model, torch.optim.SGD(model.parameters(), lr=0.3), 3, "sonex", penalty=1.0, smoothing=0.1,
-        gamma=1.0,
-    )  # fmt: skip
-    for _ in range(2):
-        rows = torch.arange(SIZE)
-        value = objective(
-            lambda rows=rows: (losses(model, rows).mean(), losses(model, rows) - reference(rows)),
-            LABEL,
-        )
-        value.backward()
-        change = losses(model, rows).detach().numpy() - reference.value.numpy()
-        expected = [change[LABEL.numpy() == k].mean() for k in range(3)]
-        objective.optimizer.step()  # type: ignore[union-attr]
-        np.testing.assert_allclose(objective.violation(), expected, atol=1e-6)
-    assert np.abs(expected).max() > 1e-3
 
 
 # What is refused.

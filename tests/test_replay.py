@@ -7,6 +7,7 @@ trace of the operations stands in for it.
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,15 @@ def cvar(model: Any, optimizer: Any) -> Any:
 def read_new(model: Any, optimizer: Any) -> Any:
     settings: Any = {"smoothing": 0.2, "gamma": 0.3, "read": "new", "correction": 0.0}
     return fcco.CVaRGroupDRO(model, optimizer, GROUPS, 0.25, **settings), losses
+
+
+def paper(model: Any, optimizer: Any) -> Any:
+    settings: Any = {"smoothing": 0.1, "gamma": 0.3, "correction": "auto", "read": "old"}
+    return fcco.CVaRGroupDRO(model, optimizer, GROUPS, 0.25, **settings), losses
+
+
+def hard(model: Any, optimizer: Any) -> Any:
+    return fcco.CVaRGroupDRO(model, optimizer, GROUPS, 0.25, smoothing=0.0, gamma=0.3), losses
 
 
 def ooa(model: Any, optimizer: Any) -> Any:
@@ -165,14 +175,18 @@ def again(data: list[Any]) -> list[Any]:
     return [batch for batch in data for _ in range(3)]
 
 
-@pytest.mark.parametrize("build", [cvar, ooa, constrained])
-@pytest.mark.parametrize("case", ["accumulated", "again", "lengths"])
+@pytest.mark.parametrize("build, case", [
+    *itertools.product([cvar, ooa, constrained], ["accumulated", "again", "lengths", "outlier"]),
+    (paper, "accumulated"), (paper, "outlier"), (hard, "again"),
+])  # fmt: skip
 def test_programs_of_other_loops(build, case, monkeypatch):
     data, per_step = batches(30), 1
     if case == "accumulated":
         per_step = 2
     elif case == "again":
         data = again(data[:13])
+    elif case == "outlier":
+        data[25][0][0] *= 100
     else:  # the last batch of an epoch is shorter
         data = [batch if k % 4 else (batch[0][:9], batch[1][:9]) for k, batch in enumerate(data)]
     expected = train(build, data, per_step)

@@ -1,158 +1,19 @@
-"""The rules give one run with NumPy and with tensors, where the host never waits for a value."""
+"""Thresholds by sorting, and rules on a GPU, where the host never waits for a value."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from test_replay import batches, constrained, cvar, hard, mixed, ooa, paper, read_new, sonex
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fcco
 from fcco.rules import cvar as cvar_rules
 
 DOUBLE = torch.float64
-BLOCKS, SAMPLES, STEPS = 12, 8, 60
-LIMITS = {
-    "at most": 0.4,
-    "at least": fcco.AtLeast(0.2),
-    "equal": fcco.Equal(0.3),
-    "between": (0.1, 0.5),
-    "loose": 9.0,
-}
-
-
-class Regression(nn.Module):
-    """Per-sample losses of a small network, and values of the limits above."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(DOUBLE)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).squeeze(1)
-
-    def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self(x) - y).square()
-
-    def limited(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and means of the output over parts of the batch."""
-        parts = torch.stack(
-            [self(x).view(len(LIMITS), -1).mean(1), y.view(len(LIMITS), -1).mean(1)]
-        )
-        return self.losses(x, y).mean(), (parts[0] + 0.1 * parts[1])
-
-
-def batch(rng: torch.Generator, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    group = blocks.repeat_interleave(SAMPLES)
-    x = torch.randn(len(group), 3, generator=rng, dtype=DOUBLE)
-    noise = torch.randn(len(group), generator=rng, dtype=DOUBLE)
-    return x, 0.3 * group.to(DOUBLE) * x[:, 0] + noise, group
-
-
-Step = tuple[tuple[Tensor, Tensor, Tensor], ...]
-
-
-def steps(kind: str, number: int = STEPS) -> list[Step]:
-    """The calls of each step of the optimizer."""
-    rng, found = torch.Generator().manual_seed(1), []
-    for k in range(number):
-        size = BLOCKS if kind == "whole" or k == 0 else 5
-        blocks = torch.randperm(BLOCKS, generator=rng)[:size]
-        x, y, group = batch(rng, blocks.sort().values)
-        if kind == "repeated" and k % 5 in (3, 4):
-            found.append(found[-1])
-            continue
-        if kind == "outlier" and k == 30:
-            y[0] += 100
-        parts = ((x, y, group),)
-        if kind == "accumulated":
-            parts = ((x[::2], y[::2], group[::2]), (x[1::2], y[1::2], group[1::2]))
-        found.append(parts)
-    return found
-
-
-def cvar(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.CVaRGroupDRO(model, optimizer, BLOCKS, 0.3)
-
-
-def paper(model: nn.Module, optimizer: Any) -> Any:
-    settings: dict[str, Any] = {"smoothing": 0.1, "gamma": 0.3, "correction": "auto", "read": "old"}
-    return fcco.CVaRGroupDRO(model, optimizer, BLOCKS, 0.3, **settings)
-
-
-def hard(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.CVaRGroupDRO(model, optimizer, BLOCKS, 0.3, smoothing=0.0, gamma=0.3)
-
-
-def online(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.methods.ooa(model, optimizer, BLOCKS, ratio=0.3, step=0.05)
-
-
-def limits(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.constrained(model, optimizer, LIMITS)
-
-
-def call(objective: Any, model: Regression, x: Tensor, y: Tensor, group: Tensor) -> Tensor:
-    if not isinstance(objective, fcco.constraints.ConstrainedObjective):
-        return objective(lambda: model.losses(x, y), group)
-    # Whole batches have all limits, in order; others name those that they have.
-    rows = len(group) // len(LIMITS) * len(LIMITS)
-    inner = lambda: model.limited(x[:rows], y[:rows])  # noqa: E731
-    if len(group) >= BLOCKS * SAMPLES // 2 + 1:
-        return objective(inner)
-    index = group.unique()[:3] % len(LIMITS)
-
-    def some() -> tuple[Tensor, Tensor]:
-        loss, values = inner()
-        return loss, values[index]
-
-    return objective(some, index)
-
-
-def run(build: Callable[..., Any], kind: str) -> dict[str, Tensor]:
-    """Parameters, gradients, losses and state, at each step."""
-    model = Regression()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    objective, found = build(model, optimizer), {}
-    for k, parts in enumerate(steps(kind)):
-        for part in parts:
-            loss = call(objective, model, *part)
-            (loss / len(parts)).backward()
-            found[f"loss {k}"] = loss.detach()
-        found[f"gradient {k}"] = torch.cat([p.grad.flatten() for p in model.parameters()])  # type: ignore[union-attr]
-        optimizer.step()
-        optimizer.zero_grad()
-        found |= {f"{name} {k}": value.clone() for name, value in objective.named_buffers()}
-    found["parameters"] = torch.cat([p.detach().flatten() for p in model.parameters()])
-    return found
-
-
-KINDS = ["sampled", "whole", "accumulated", "repeated", "outlier"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("build", [cvar, paper, hard, online, limits])
-def test_tensors_give_the_run_of_numpy(build, kind, monkeypatch):
-    expected = run(build, kind)
-    monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
-    found = run(build, kind)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=1e-12, atol=1e-12, equal_nan=True,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )  # fmt: skip
-
-
-@pytest.mark.parametrize("build", [cvar, limits])
-def test_the_runs_above_are_different_ones(build):
-    ends = [run(build, kind)["parameters"] for kind in KINDS]
-    assert torch.pdist(torch.stack(ends)).min() > 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
@@ -203,24 +64,19 @@ class Operations(TorchDispatchMode):
         return any(isinstance(each, Tensor) and each.dtype == torch.bool for each in index)
 
 
-def measured(build: Callable[..., Any], kind: str) -> list[str]:
-    """Where the host would wait in the last step."""
-    model = Regression()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    objective, all_steps = build(model, optimizer), steps(kind, 16)
-    for parts in all_steps[:-1]:
-        call(objective, model, *parts[0]).backward()
+@pytest.mark.parametrize("rows", [30, 8])
+@pytest.mark.parametrize("build", [cvar, paper, hard, read_new, ooa, constrained, mixed, sonex])
+def test_on_a_gpu_the_host_waits_for_nothing(build, rows, monkeypatch):
+    monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
+    model = nn.Linear(4, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    objective, function = build(model, optimizer)
+    *first, (x, index) = [(x, None if build is mixed else ids) for x, ids in batches(rows)[:20]]
+    for some, ids in first:
+        objective(lambda some=some: function(model, some), ids).backward()
         optimizer.step()
         optimizer.zero_grad()
     with Operations() as found:
-        call(objective, model, *all_steps[-1][0]).backward()
+        objective(lambda: function(model, x), index).backward()
         objective.close()
-    return found.waits
-
-
-@pytest.mark.parametrize("kind", ["sampled", "whole"])
-@pytest.mark.parametrize("build", [cvar, paper, hard, online, limits])
-def test_on_a_gpu_the_host_waits_for_nothing(build, kind, monkeypatch):
-    monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
-    waits = measured(build, kind)
-    assert not waits, "\n".join(waits)
+    assert not found.waits, "\n".join(found.waits)

@@ -6,12 +6,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from integration_cases import run_on_two_ranks
-from torch import Tensor
+from torch import Tensor, nn
 
 pytest.importorskip("sentence_transformers")
 pytest.importorskip("datasets")
@@ -36,7 +36,7 @@ from transformers import TrainerState
 import fcco
 from fcco.integrations.sentence_transformers import GlobalContrastiveLoss, number_pairs
 from studies import small_batches
-from studies.runner import Runner
+from studies.runner import Job, Runner
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
 
@@ -325,46 +325,50 @@ def test_pairs_of_packages(tmp_path):
     assert [len(part) for part in parts.values()] == [99, 9, 12]
 
 
-def test_the_benchmark_chooses_on_validation_pairs():
-    """Figures by hand: the rate that is best on validation pairs is not best on test pairs."""
-    figures = {5e-6: (1.0, 90.0), 1e-5: (2.0, 70.0), 2e-5: (7.0, 50.0), 5e-5: (3.0, 80.0)}
+def test_the_study_runs(tmp_path, capsys, monkeypatch):
+    """With a network of one layer; a text and the same text are found by any."""
 
-    class Trial(NamedTuple):
-        method: small_batches.Method
-        rate: float
-        seed: int
+    class Tiny(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(60, 8)
 
-        @property
-        def key(self):
-            return str(self)
+        def forward(self, ids):
+            return self.words(ids.long()).mean(1)
 
-    def run(job):
-        if job.seed == 0:
-            return small_batches.Recall(*figures[job.rate])
-        return small_batches.Recall(0.0, figures[job.rate][1] + job.seed)
-
-    method = small_batches.methods()[0]
-    runner = Runner(run, small_batches.Recall, show=None)
-    row = small_batches.compare(runner, Trial, [method], seeds=3)[method.name]
-    assert row["learning rate"] == 2e-5 and row["recall@1"] == {"mean": 52.0, "std": 1.0}
-
-
-def test_the_benchmark_runs(tmp_path, capsys):
-    tokens = small_batches.Tokens.of([[1 + k, 1 + k] for k in range(40)])
-    content = dict.fromkeys(("train", "validation", "test"), [(tokens.ids, tokens.lengths)] * 2)
-    torch.save(content, tmp_path / "pairs.pt")
+    ids = 1 + torch.arange(40)[:, None].repeat(1, 2)
+    monkeypatch.setattr(small_batches.backbones, "build", lambda name, weights: Tiny())
+    monkeypatch.setattr(small_batches, "collect", lambda site: [])
+    monkeypatch.setattr(small_batches, "tokens", lambda pairs: [ids, ids])
     out = tmp_path / "runs.jsonl"
-    words = ["--quick", "--json", "--device", "cpu", "--epochs", "1", "--seeds", "1"]
-    words += ["--workers", "1", "--pairs", f"{tmp_path}/pairs.pt", "--out", str(out)]
-    small_batches.main(words)
+    words = ["--quick", "--json", "--device", "cpu", "--seeds", "1", "--workers", "1"]
+    small_batches.main([*words, "--out", str(out)])
     first = capsys.readouterr()
-    table = json.loads(first.out.splitlines()[-1])
-    assert list(table) == ["memory, batch 32", "in-batch, batch 32", "in-batch, batch 256"]
-    # A text and the same text: found by any model.
-    assert all(row["recall@1"]["mean"] == 100 for row in table.values())
-    assert len(out.read_text().splitlines()) == 15
-    small_batches.main(words)  # all runs are known
+    head, *rows = json.loads(first.out.splitlines()[-1])["rows"]
+    assert head[0] == "loss" and [row[1] for row in rows] == ["1,024", "32", "32", "32"]
+    assert all(row[3:] == ["100.00", "100.00", "2"] for row in rows)
+    assert len(out.read_text().splitlines()) == 8
+    small_batches.main([*words, "--out", str(out)])  # all runs are known
     assert not capsys.readouterr().err
+
+
+def test_the_study_chooses_on_validation_pairs():
+    """The rate that is best on validation pairs is not best on test pairs."""
+    figures = [(1.0, 90.0), (2.0, 70.0), (7.0, 50.0), (3.0, 80.0)]
+    first, *_ = small_batches.METHODS
+    tried = {first: [[dict(zip(("validation", "test"), own, strict=True))] for own in figures]}
+    assert small_batches.choose(tried) == {first: 2}
+    rates = [setting["rate"] for setting in small_batches.grid(first)]
+    known = {
+        Job("", "", setting, seed).key: {"validation": validation, "test": test + seed}
+        for setting, (validation, test) in zip(small_batches.grid(first), figures, strict=True)
+        for seed in (0, 1)
+    }
+    runner = Runner(small_batches.run, dict, 0, known=known)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_batches, "METHODS", {first: small_batches.METHODS[first]})
+        _, row = small_batches.table(runner)
+    assert float(row[2]) == rates[2] and row[3:] == ["7.00", "50.50", "2"]
 
 
 # --- two processes --------------------------------------------------------------------------------

@@ -408,16 +408,6 @@ def test_a_worst_group_fit_is_a_plain_loop():
     assert abs(scores - expected).max() == 0.0
 
 
-def test_the_report_of_the_training_names_the_groups():
-    X, y, _ = table(3, 400)
-    names = np.array(["north", "south", "west"])[np.arange(len(y)) % 3]
-    # 0.15 of three groups is less than one of them: no warning, the worst group is meant
-    model = WorstGroupClassifier(random_state=0, max_epochs=2).fit(X, y, sensitive_features=names)
-    report: Any = model.report_.objective
-    assert sorted(row.name for row in report.rows) == sorted(set(names.tolist()))
-    assert report.worst in names
-
-
 # --- choice of the epoch, randomness, the network ----------------------------------------------
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
-import zlib
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 
 from studies import publish
 from studies.identities import __main__ as command
-from studies.identities import comments, methods, training
+from studies.identities import comments, training
 from studies.runner import Job
 
 GROUPS = list(comments.WORDS)
@@ -63,7 +62,7 @@ def part(size: int, seed: int, toxic: float = 0.3) -> comments.Part:
 def test_figures_by_counting() -> None:
     parts = {"val": part(400, 0), "test": part(300, 1)}
     scores = {name: own.x.sum(1) for name, own in parts.items()}
-    figures = training.judge(scores, parts, 1.0)
+    figures = training.judge(scores, parts)
     val = parts["val"]
     cut = training.threshold(scores["val"], val)
     quiet = val.y == 0
@@ -72,28 +71,28 @@ def test_figures_by_counting() -> None:
         return float((val.weight * (scores["val"] > cut))[quiet].sum() / val.weight[quiet].sum())
 
     lower = scores["val"][quiet & (scores["val"] < cut)].max().item()
-    assert rate(cut) <= methods.FPR < rate(lower)
+    assert rate(cut) <= training.FPR < rate(lower)
     own, found = parts["test"], scores["test"]
     # A comment of weight 2.5 is as good as five of weight 0.5: count copies.
     copies = (2 * own.weight).int()
     y, repeated = own.y.repeat_interleave(copies), found.repeat_interleave(copies)
-    assert figures.auc["test"] == pytest.approx(roc_auc_score(y, repeated))
-    assert figures.fpr["test"] == pytest.approx((repeated[y == 0] > cut).float().mean())
-    assert figures.tpr["test"] == pytest.approx((repeated[y == 1] > cut).float().mean())
-    for k, (wrong, number) in enumerate(figures.groups["test"]):
+    assert figures["auc"]["test"] == pytest.approx(roc_auc_score(y, repeated), abs=1e-6)
+    for name, label in (("fpr", 0), ("tpr", 1)):
+        called = (repeated[y == label] > cut).float().mean().item()
+        assert figures[name]["test"] == pytest.approx(called, abs=1e-6)
+    for k, (wrong, number) in enumerate(figures["groups"]["test"]):
         members = [i for i in range(300) if own.groups[i, k] and own.y[i] == 0]
         assert number == len(members)
         assert wrong == sum(found[i].item() > cut for i in members)
-    again = training.Figures(**json.loads(json.dumps(figures.as_dict())))
-    assert again.excess("test") == pytest.approx(figures.excess("test"), abs=1e-5)
+    rate, (wrong, number) = figures["fpr"]["test"], figures["groups"]["test"][0]
+    assert command.excess(figures, "test")[0] == pytest.approx(wrong / number - rate)
 
 
 def test_proved_and_above_by_exact_bounds() -> None:
     """By Clopper and Pearson's bounds, which SciPy's test does not use."""
     counts = [[k, 100] for k in range(22)]
-    own = training.Figures(
-        {"test": 0.9}, {"test": 0.051}, {"test": 0.7}, {"test": counts}, seconds=1.0
-    )
+    own: dict[str, Any] = {"auc": {"test": 0.9}, "fpr": {"test": 0.051}, "tpr": {"test": 0.7}}
+    own["groups"] = {"test": counts}
     lower = [beta.ppf(0.05, k, 101 - k) if k else 0.0 for k, _ in counts]
     upper = [beta.ppf(0.95, k + 1, 100 - k) for k, _ in counts]
     told = command.figures(own, own)
@@ -107,7 +106,7 @@ def test_choice() -> None:
 
     def runs(auc: float, excess: float) -> list[training.Figures]:
         count = [round((0.05 + excess) * 10**12), 10**12]  # so many that nothing is in doubt
-        return [training.Figures({"val": auc}, {"val": 0.05}, {}, {"val": [count]}, 1.0)]
+        return [{"auc": {"val": auc}, "fpr": {"val": 0.05}, "groups": {"val": [count]}}]
 
     erm = [runs(0.950, 0.20), runs(0.951, 0.30)]
     other = [runs(0.950, 0.05), runs(0.949, 0.02), runs(0.9475, 0.0), runs(0.940, -0.02)]
@@ -115,103 +114,94 @@ def test_choice() -> None:
 
 
 def test_every_method_has_as_many_settings() -> None:
-    counts = [len(method.grid((1e-3, 1e-2))) for method in methods.METHODS.values()]
+    counts = [len(training.grid(method, (1e-3, 1e-2))) for method in training.METHODS]
     assert all(one == other for one, other in pairwise(counts))
 
 
 def test_threshold_is_that_of_the_last_scores() -> None:
-    last = methods.Threshold(size=1000)
+    last = training.Threshold(size=1000)
     last(torch.full((5000,), 100.0))
     assert last(torch.arange(1000.0)) == pytest.approx(0.95 * 999)
 
 
 def test_limits_by_hand() -> None:
     counts = torch.full((22,), 475)  # 0.05 * 0.95 / 475 = 0.0001
-    assert set(methods.limits(counts, 3.0)) == set(GROUPS)
-    assert list(methods.limits(counts, 3.0).values()) == pytest.approx([-0.01] * 22)
+    assert set(training.limits(counts, 3.0)) == set(GROUPS)
+    assert list(training.limits(counts, 3.0).values()) == pytest.approx([-0.01] * 22)
+
+
+def small() -> dict[str, Any]:
+    """Small parts as `read` gives them: comments of the first identity are often toxic."""
+    parts = [part(size, seed, toxic=0.7) for seed, size in enumerate((3000, 1500, 1500))]
+    found: dict[str, Any] = {
+        name: np.concatenate([getattr(own, name) for own in parts])
+        for name in ("x", "y", "groups", "weight")
+    }
+    return found | {"part": np.repeat(np.arange(3), [len(own.y) for own in parts])}
 
 
 @pytest.fixture
-def arrays(tmp_path: Path) -> Path:
-    """Small parts in the form of `--arrays`: those of the first identity are often toxic."""
-    parts = [part(size, seed, toxic=0.7) for seed, size in enumerate((3000, 1500, 1500))]
-    names = ("x", "y", "groups", "weight")
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(own, name) for own in parts]) for name in names
-    }
-    where = np.repeat(np.arange(3), [len(own.y) for own in parts])
-    np.savez(tmp_path / "arrays.npz", **columns, part=where)
-    return tmp_path / "arrays.npz"
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The kinds of input that were read."""
+    kinds: list[str] = []
+    monkeypatch.setattr(comments, "read", lambda kind: kinds.append(kind) or small())
+    monkeypatch.setattr(command, "QUICK_STEPS", 3)
+    threads = torch.get_num_threads()
+    comments.load.cache_clear()
+    yield kinds
+    comments.load.cache_clear()
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
 def test_constraints_lower_the_rate_of_a_group(
-    arrays: Path, monkeypatch: pytest.MonkeyPatch
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the first identity, which plain training calls toxic too often."""
     monkeypatch.setitem(training.PLANS, "features", training.Plan((), 250, 256))
     first = {}
     for method, own in (("erm", {}), ("ours", {"margin": 4.0})):
         job = Job("features", method, {"lr": 0.01, **own}, 0)
-        figures = training.run(job, training.Files(arrays))
-        first[method] = figures.excess("val")[0] + figures.excess("test")[0]
+        figures = training.run(job, "features")
+        first[method] = sum(command.excess(figures, name)[0] for name in ("val", "test"))
     assert first["erm"] > 0.15 and first["ours"] < 0.1
 
 
-def test_command(arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """The shape of the JSON; the file of finished runs is continued."""
-    out = arrays.parent / "runs.jsonl"
-    words = ["--quick", "--json", "--steps", "3", "--arrays", str(arrays), "--out", str(out)]
-    threads = torch.get_num_threads()
-    try:
-        command.main(words)
-        figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert list(figures) == list(methods.METHODS)
-        assert set(figures["ours"]["largest excess"]) == {"mean", "std"}
-        assert figures["erm"]["auc loss"] == {"mean": 0.0, "std": 0.0}
-        assert out.read_text().count("\n") == 2 * len(figures)
-        command.main([*words, "--seeds", "1"])
-        assert out.read_text().count("\n") == 2 * len(figures)
-        command.main([*words, "--seeds", "1", "--words"])
-        assert out.read_text().count("\n") == 3 * len(figures)
-    finally:
-        torch.set_num_threads(threads)
+    out = tmp_path / "runs.jsonl"
+    words = ["--quick", "--json", "--workers", "1", "--out", str(out)]
+    command.main(words)
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["features"]
+    assert list(figures) == list(training.METHODS) and asked == ["counts"]
+    assert set(figures["ours"]["largest excess"]) == {"mean", "std"}
+    assert figures["erm"]["auc loss"] == {"mean": 0.0, "std": 0.0}
+    assert out.read_text().count("\n") == 2 * len(figures)
+    command.main([*words, "--seeds", "1"])
+    assert out.read_text().count("\n") == 2 * len(figures)
+    command.main([*words, "--seeds", "1", "--words"])
+    assert out.read_text().count("\n") == 3 * len(figures)
 
+    def missing(kind: str) -> None:
+        raise FileNotFoundError("`toxicity` is not here.\nmore")
 
-def test_quick_counts_words_instead_of_running_a_backbone(
-    arrays: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = comments.counts(["Ab b ab!", ""], width=1000)
-    once, twice = (zlib.crc32(word) % 1000 for word in (b"b", b"ab"))
-    assert found.count_nonzero() == 2 and found.shape == (2, 1000)
-    assert found[0, [once, twice]].tolist() == pytest.approx([math.log(2), math.log(3)])
-    asked = []
-
-    def read(kind: str) -> dict[str, Any]:
-        asked.append(kind)
-        with np.load(arrays) as file:
-            return dict(file)
-
-    monkeypatch.setattr(comments, "read", read)
-    threads = torch.get_num_threads()
-    try:
-        command.main(["--quick", "--json", "--steps", "3", "--seeds", "1"])
-        assert asked == ["counts"] and "counts of words" in capsys.readouterr().err
-
-        def missing(kind: str) -> None:
-            raise FileNotFoundError("`toxicity` is not here.\nmore")
-
-        monkeypatch.setattr(comments, "read", missing)
-        with pytest.raises(SystemExit):
-            command.main(["--quick"])
-        told = capsys.readouterr().err
-        assert "is not here." in told and "FCCO_DATA" in told and "more" not in told
-    finally:
-        torch.set_num_threads(threads)
+    monkeypatch.setattr(comments, "read", missing)
+    comments.load.cache_clear()
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        command.main(["--quick"])
+    told = capsys.readouterr().err
+    assert "is not here." in told and "FCCO_DATA" in told and "more" not in told
 
 
 @pytest.mark.slow
-def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_end_to_end(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """All methods on a tiny network and tokens from files."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
@@ -228,16 +218,13 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         weight=np.ones(1500),
         part=np.arange(1500) % 3,
     )
-    threads = torch.get_num_threads()
-    try:
-        command.main(
-            f"--train all --tokens {tmp_path}/tokens.npz --weights {tmp_path}/weights --json "
-            "--quick --steps 2 --seeds 1 --device cpu".split()
-        )
-    finally:
-        torch.set_num_threads(threads)
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert all(0 < own["auc"]["mean"] < 1 for own in figures.values())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    command.main(
+        f"--train all --tokens {tmp_path}/tokens.npz --weights {tmp_path}/weights --json --quick "
+        "--seeds 1 --workers 1".split()
+    )
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["end to end"]
+    assert all(0 < own["auc"]["mean"] < 1 for own in figures.values()) and not asked
 
 
 @pytest.mark.parametrize("problem", training.PLANS)
@@ -248,5 +235,5 @@ def test_published_runs_are_all_there(problem: str) -> None:
     with gzip.open(publish.runs("identities"), "rt") as lines:
         own = [json.loads(json.loads(line)["job"]) for line in lines]
     own = [job for job in own if job["problem"] == problem]
-    grid = methods.METHODS["erm"].grid(training.PLANS[problem].rates)
+    grid = training.grid("erm", training.PLANS[problem].rates)
     assert len(own) == len(found) * (seeds + tuning * len(grid))

@@ -8,12 +8,13 @@ import math
 import sys
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fcco_experiments.tasks.x_risk import data
 
-from benchmarks import risk_steps
 from studies import publish
 from studies.runner import Job, Runner
 from studies.xrisk import __main__ as command
@@ -60,9 +61,11 @@ def test_listwise_is_a_softmax_of_each_query() -> None:
     one, two = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
     two.load_state_dict(one.state_dict())
     other = torch.optim.AdamW(two.parameters(), 0.1, weight_decay=0.0)
-    step = methods.listwise(one, part, "NDCG@5", {"lr": 0.1})
+    optimizer, found = methods.build("listwise", one, part, "NDCG@5", {"lr": 0.1})
     for _ in range(3):
-        step(torch.arange(4))
+        found(torch.arange(4)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
         first, second = two(x).squeeze(1).split(2)
         loss = first.logsumexp(0) - first[1] + second.logsumexp(0) - second[0]
         other.zero_grad()
@@ -72,39 +75,41 @@ def test_listwise_is_a_softmax_of_each_query() -> None:
 
 
 @pytest.fixture
-def arrays(tmp_path: Path) -> Path:
-    """Two small data sets in the form of `--arrays`."""
-    generator = np.random.default_rng(0)
-    found: dict[str, dict[str, np.ndarray]] = {"hiv": {}, "ranking": {}}
-    for part, size in (("train", 400), ("validation", 120), ("test", 120)):
-        y = (np.arange(size) % 5 == 0).astype(np.int64)
-        found["hiv"] |= {f"{part}_x": generator.normal(size=(size, 6)) + y[:, None], f"{part}_y": y}
-        relevance = np.arange(size) % 4
-        x = generator.normal(size=(size, 6)) + relevance[:, None] / 2
-        query = np.arange(size) // 8
-        found["ranking"] |= {f"{part}_x": x, f"{part}_y": relevance, f"{part}_q": query}
-    for name, each in found.items():
-        np.savez(tmp_path / f"{name}.npz", **each)  # type: ignore[arg-type]
-    return tmp_path
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small data instead of `hiv` and `ranking`; the others are not there."""
+
+    def load(name: str, label: str) -> dict[str, Any]:
+        if name not in ("hiv", "ranking"):
+            raise FileNotFoundError(f"There is no {name}.")
+        generator, found = np.random.default_rng(0), {}
+        for part, size in (("train", 400), ("validation", 120), ("test", 120)):
+            row = np.arange(size)
+            label_of = (row % 5 == 0) if name == "hiv" else row % 4
+            x = generator.normal(size=(size, 6)) + label_of[:, None] * (1 if name == "hiv" else 0.5)
+            found[part] = data.Part(x, label_of.astype(float), row // 8 if name != "hiv" else None)
+        return found
+
+    monkeypatch.setattr(data, "load", load)
+    problems._read.cache_clear()
 
 
+@pytest.mark.usefixtures("small")
 def test_command(
-    arrays: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shape of the JSON; the file of finished runs is continued."""
-    out = arrays / "runs.jsonl"
-    words = (
-        f"--quick --json --workers 1 --steps 30 --arrays {arrays} --out {out} "
-        "--method bce focal listwise ours lambdarank"
-    )
+    out = tmp_path / "runs.jsonl"
+    words = f"--quick --json --workers 1 --out {out} --data hiv toxicity ranking".split()
     monkeypatch.setitem(sys.modules, "lightgbm", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "libauc", None)
+    monkeypatch.setattr(command, "QUICK_STEPS", 30)
     threads = torch.get_num_threads()
     try:
-        command.main(words.split())
+        command.main(words)
         told = capsys.readouterr()
         figures = json.loads(told.out.splitlines()[-1])
         left_out = figures.pop("left_out")
-        for name in ("toxicity", "lambdarank"):
+        for name in ("toxicity", "lambdarank", "libauc"):
             assert any(note.startswith(f"{name} is left out") for note in left_out)
         assert {data: list(rows) for data, rows in figures.items()} == {
             "hiv": ["AP", "pAUC", "tpAUC"], "ranking": ["NDCG@5", "NDCG@10"],
@@ -114,50 +119,40 @@ def test_command(
         assert "toxicity is left out" in told.err
         # Two seeds: one run of each plain loss for all metrics, one of ours for each.
         assert out.read_text().count("\n") == 2 * (2 + 3) + 2 * (1 + 2)
-        command.main([*words.split(), "--seeds", "3", "--metric", "AP"])
-        assert out.read_text().count("\n") == 16 + 3
+        command.main([*words[:-2], "--seeds", "3"])
+        assert out.read_text().count("\n") == 16 + 5
     finally:
         torch.set_num_threads(threads)
+        problems._read.cache_clear()
 
 
 def test_choice_is_that_of_validation_data() -> None:
-    settings = methods.PLAIN["bce"].grid
+    settings = methods.SAMPLES["bce"]
 
-    def told(job: Job) -> training.Figures:
+    def told(job: Job) -> dict[str, dict[str, float]]:
         place = settings.index(job.setting)
-        val, test = [0.1, 0.4, 0.3, 0.2][place], 0.5 - place / 10
-        return training.Figures({"AP": val}, {"AP": test}, {}, 0)
+        return {"val": {"AP": [0.1, 0.4, 0.3, 0.2][place]}, "test": {"AP": 0.5 - place / 10}}
 
-    cells = command.cells(["hiv"], ["AP"], ["bce"])
-    found = command.train(cells, Runner(told, training.Figures, show=None), 10)
-    assert found == {("hiv", "AP", "bce"): [0.4] * 10}
+    cell = command.Cell("hiv", "AP", "bce")
+    assert command.train([cell], Runner(told, dict, show=None), 10) == {cell: [0.4] * 10}
 
 
 def test_every_method_of_a_metric_has_as_many_settings() -> None:
     for rows in methods.METHODS.values():
-        counts = [len(method.grid) for method in rows.values()]
+        counts = [len(grid) for grid in rows.values()]
         assert all(one == other for one, other in pairwise(counts))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("mib", [64])
-def test_memory_of_a_known_allocation(mib: int) -> None:
-    """A large process that starts the measuring one must not hide it."""
-    large = torch.ones(300, 2**18)
-    code = f"print(risk_steps.growth(lambda: risk_steps.torch.ones({mib}, 2**18)))"
-    assert risk_steps.in_process(code) == pytest.approx(mib, abs=8)
-    assert large.all()
-
-
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("problem, method, first", [("hiv / AP", "ours", 21), ("hiv", "bce", 3)])
 def test_no_checkpoint_of_the_warm_start_counts(
-    arrays: Path, monkeypatch: pytest.MonkeyPatch, problem: str, method: str, first: int
+    monkeypatch: pytest.MonkeyPatch, problem: str, method: str, first: int
 ) -> None:
     """All X-risks share it: choosing one would compare cross-entropy with itself."""
     falling = count()
     monkeypatch.setitem(training.METRICS, "AP", lambda part, scores: -float(next(falling)))
-    figures = training.run(Job(problem, method, {"lr": 1e-3}, 0, evaluations=60), arrays)
-    assert figures.step["AP"] == first  # of 60 steps, 20 of warm start, a checkpoint every 3
+    figures = training.run(Job(problem, method, {"lr": 1e-3}, 0, evaluations=60))
+    assert figures["step"]["AP"] == first  # of 60 steps, 20 of warm start, a checkpoint every 3
 
 
 def test_published_runs_are_all_there() -> None:

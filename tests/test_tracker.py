@@ -19,33 +19,6 @@ def gradient(tensor: torch.Tensor) -> Any:
     return tensor.grad
 
 
-@pytest.mark.parametrize("read", ["old", "new"])
-def test_repeated_ids_are_samples_of_one_block_and_others_stay_bitwise(read):
-    """Means over unequal counts; the gradient of a block is the mean over its samples."""
-    rng = np.random.default_rng(0)
-    start, n = rng.normal(size=(9, 2)), 9
-    tracker = fcco.tracker.InnerTracker(
-        n, 2, gamma=0.3, correction=0.7, read=read, dtype=torch.float64
-    )
-    tracker.set_values(torch.arange(8), torch.as_tensor(start[:8]))  # block 8 is new
-    before = tracker.value.clone()
-    ids = np.array([5, 1, 5, 8, 5, 1])
-    fresh, past, slope = (rng.normal(size=(k, 2)) for k in (6, 6, 3))
-    blocks = np.array([1, 5, 8])
-    mean = lambda x: np.stack([x[ids == b].mean(0) for b in blocks])  # noqa: E731
-    old, new = by_hand(start[blocks], (blocks < 8)[:, None], mean(fresh), mean(past), 0.3, 0.7)
-    g = torch.as_tensor(fresh).requires_grad_()
-    found = tracker(g, torch.as_tensor(ids), torch.as_tensor(past))
-    expected = (slope / np.array([[2], [3], [1]]))[np.searchsorted(blocks, ids)]
-    np.testing.assert_allclose(found.detach(), old if read == "old" else new, atol=1e-14)
-    np.testing.assert_allclose(tracker.value[torch.as_tensor(blocks)], new, atol=1e-14)
-    untouched = torch.tensor([0, 2, 3, 4, 6, 7])
-    assert torch.equal(tracker.value[untouched], before[untouched])
-    assert tracker.seen.all() and tracker.steps == 1
-    (found * torch.as_tensor(slope)).sum().backward()
-    np.testing.assert_allclose(gradient(g), expected, atol=1e-14)
-
-
 def test_a_measured_value_is_tracked_and_its_surrogate_carries_the_gradient():
     tracker = fcco.tracker.ema_tracker(3, 0.25, dtype=torch.float64)
     tracker.set_values(None, torch.tensor([0.2, 0.4, 0.8], dtype=torch.float64))
@@ -139,11 +112,6 @@ def test_a_block_marked_unseen_starts_anew_also_after_many_steps():
 
 # The pure updates, and tracking in log space.
 
-OLD = np.array([[1.0, -0.4], [-2.0, 0.3], [7.0, 0.9]])
-SEEN = np.array([[True], [True], [False]])
-FRESH = np.array([[0.5, 0.8], [-1.0, -0.6], [3.0, 0.2]])
-PREVIOUS = np.array([[0.2, 0.9], [-1.3, -0.1], [9.0, 0.4]])
-
 
 def in_logs(old, seen, fresh, previous, gamma, correction):
     """The same on exp, with the floor of a thousandth of the uncorrected average."""
@@ -151,31 +119,6 @@ def in_logs(old, seen, fresh, previous, gamma, correction):
     before, after = by_hand(np.exp(old), seen, np.exp(fresh), past, gamma, correction)
     average = by_hand(np.exp(old), seen, np.exp(fresh), None, gamma, 0.0)[1]
     return np.log(before), np.log(np.maximum(after, 1e-3 * average))
-
-
-def as_tensors(*arrays) -> list[Any]:
-    return [None if a is None else torch.as_tensor(a) for a in arrays]
-
-
-RULES = [(track, by_hand), (log_track, in_logs)]
-WEIGHTS = [(0.3, 0.4), (0.8, 2.5), (1.0, 0.0), (0.0, 1.0)]
-
-
-@pytest.mark.parametrize(("rule", "hand"), RULES)
-@pytest.mark.parametrize("previous", [None, PREVIOUS])
-@pytest.mark.parametrize("number", [float, torch.tensor])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_pure_updates_equal_the_formula(rule, hand, previous, number, compiled):
-    if compiled:
-        torch.compiler.reset()
-        run = torch.compile(rule, fullgraph=True, backend="eager")
-    else:
-        run = rule
-    for weights in WEIGHTS:
-        found = run(*as_tensors(OLD, SEEN, FRESH, previous), *map(number, weights))
-        expected = hand(OLD, SEEN, FRESH, previous, *weights)
-        np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-12)
-        np.testing.assert_allclose(found[1], expected[1], rtol=1e-6, atol=1e-7)
 
 
 def test_values_that_have_no_weight_cost_no_digits():
@@ -210,31 +153,6 @@ def test_the_loss_keeps_its_value_when_g_is_much_larger_than_u():
     np.testing.assert_allclose(loss.item(), (0.001**2 + 0.003**2) / (2 * 0.5) / 2, rtol=1e-6)
     loss.backward()
     np.testing.assert_allclose(gradient(g), np.array([0.001, 0.003]) / 0.5 / 2, rtol=1e-6)
-
-
-@pytest.mark.parametrize("correction", [0.0, 0.2, "auto"])
-def test_log_space_equals_tracking_the_exponentials(correction):
-    """With repeated ids; the gradient of log u is that of g over u."""
-    rng = np.random.default_rng(1)
-    make = lambda log: fcco.tracker.InnerTracker(  # noqa: E731
-        6, gamma=0.3, correction=correction, log_space=log, dtype=torch.float64
-    )
-    logs, plain = make(True), make(False)
-    level, last = rng.normal(size=6), None
-    for _ in range(60):
-        last, level = level, level + 0.1 * rng.normal(size=6)
-        ids = np.sort(rng.choice(6, 4))
-        noise = 0.2 * rng.normal(size=4)
-        fresh, past = level[ids] + noise, last[ids] + noise
-        a, b = torch.as_tensor(fresh).requires_grad_(), torch.as_tensor(fresh).requires_grad_()
-        index = torch.as_tensor(ids)
-        nu = logs(a, index, torch.as_tensor(past))
-        u = plain(b.exp(), index, torch.as_tensor(np.exp(past)))
-        np.testing.assert_allclose(nu.detach().exp(), u.detach(), rtol=1e-10)
-        nu.square().sum().backward()
-        u.log().square().sum().backward()
-        np.testing.assert_allclose(gradient(a), gradient(b), rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(logs.value.exp(), plain.value, rtol=1e-10)
 
 
 @pytest.mark.parametrize("gamma", [0.1, 0.9, 1.0, 0.0])

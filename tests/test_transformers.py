@@ -9,7 +9,7 @@ import functools
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from integration_cases import GROUPS, distance, dro, run_on_two_ranks, sgd
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
 import fcco
 
@@ -95,39 +94,43 @@ def robust(folder: Path | str, model: Any = None, **options: Any) -> RobustTrain
     return RobustTrainer(model=model, args=arguments(folder, **options), **settings)
 
 
-def collate(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
-    return {
-        "input_ids": torch.tensor([each["input_ids"] for each in batch]),
-        "labels": torch.tensor([each["labels"] for each in batch]),
-        "group": torch.tensor([group_of(each) for each in batch]),
-    }
+def losses_of(model: Any, rows: Sequence[int]) -> Tensor:
+    columns = ([examples()[k][name] for k in rows] for name in ("input_ids", "labels"))
+    words, label = map(torch.tensor, columns)
+    return cross_entropy(model(input_ids=words).logits, label, reduction="none")
 
 
-def loss_of(objective: Any, model: Any, batch: dict[str, Tensor]) -> Tensor:
-    def losses() -> Tensor:
-        logits = model(input_ids=batch["input_ids"]).logits
-        return cross_entropy(logits, batch["labels"], reduction="none")
+def groups_of(rows: Sequence[int]) -> list[int]:
+    return [group_of(examples()[k]) for k in rows]
 
-    return objective(losses, batch["group"])
+
+# Examples, an index, and what the function returns of the losses of the examples.
+Step = tuple[list[int], Any, Callable[[Tensor], Any]]
+
+
+def plain_loop(
+    model: Any, objective: Any, epochs: list[list[Step]], accumulate: int = 1
+) -> tuple[Any, Any]:
+    torch.manual_seed(SEED)
+    model.train()
+    for steps in epochs:
+        torch.empty((), dtype=torch.int64).random_()  # as a DataLoader draws at its start
+        for number, (rows, index, of) in enumerate(steps, start=1):
+            loss = objective(lambda rows=rows, of=of: of(losses_of(model, rows)), index)
+            (loss / accumulate).backward()
+            if number % accumulate == 0:
+                objective.optimizer.step()
+                objective.optimizer.zero_grad()
+    return model, objective
 
 
 @functools.cache
 def plain(accumulate: int = 1, momentum: bool = True, dropout: float = 0.1) -> tuple[Any, Any]:
     model = bert(dropout)
     optimizer = sgd(model) if momentum else torch.optim.SGD(model.parameters(), lr=0.3)
-    objective = dro(model, optimizer)
-    group = [group_of(each) for each in examples()]
-    sampler = fcco.GroupBatchSampler(group, groups_per_batch=2, per_group=4, seed=SEED)
-    torch.manual_seed(SEED)
-    model.train()
-    for _ in range(EPOCHS):
-        loader = DataLoader(examples(), batch_sampler=sampler, collate_fn=collate)  # type: ignore
-        for number, batch in enumerate(loader, start=1):
-            (loss_of(objective, model, batch) / accumulate).backward()
-            if number % accumulate == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-    return model, objective
+    sampler = fcco.GroupBatchSampler(groups_of(range(SAMPLES)), 2, 4, seed=SEED)
+    epochs = [[(rows, groups_of(rows), lambda x: x) for rows in sampler] for _ in range(EPOCHS)]
+    return plain_loop(model, dro(model, optimizer), epochs, accumulate)
 
 
 def assert_same(trainer: RobustTrainer, expected: tuple[Any, Any], tolerance: float = 0.0) -> None:
@@ -233,30 +236,22 @@ def on_others(method: str) -> dict[str, Any]:
 @functools.cache
 def plain_constrained(method: str, dropout: float = 0.1) -> tuple[Any, Any]:
     """Six examples of two constraints and two of the loss in a batch."""
-    model = bert(dropout)
-    objective: Any = limited(method)(model, sgd(model))
-    data = mixed()
-    old = fcco.GroupBatchSampler([group_of(each) for each in data[:OLD]], 2, 3, seed=SEED)
+    old = fcco.GroupBatchSampler(groups_of(range(OLD)), 2, 3, seed=SEED)
     new = fcco.GroupBatchSampler([0] * (SAMPLES - OLD), 1, 2, seed=SEED + 1)
-    torch.manual_seed(SEED)
-    model.train()
-    for _ in range(EPOCHS):
-        torch.empty((), dtype=torch.int64).random_()  # as a DataLoader draws at its start
-        for kept, fresh in zip(old, new, strict=True):
-            rows = [*kept, *(OLD + k for k in fresh)]
-            words = torch.tensor([data[k]["input_ids"] for k in rows])
-            label = torch.tensor([data[k]["labels"] for k in rows])
-            reference = torch.tensor([data[k]["reference"] for k in rows])
 
-            def both(words=words, label=label, reference=reference):
-                losses = cross_entropy(model(input_ids=words).logits, label, reduction="none")
-                losses = losses - reference
-                return losses[6:], losses[:6]
+    def step(kept: list[int], fresh: list[int]) -> Step:
+        rows = [*kept, *(OLD + k for k in fresh)]
+        reference = torch.tensor([0.01 * k for k in rows])
+        return rows, groups_of(kept), lambda x: ((x - reference)[6:], (x - reference)[:6])
 
-            objective(both, [group_of(data[k]) for k in kept]).backward()
-            objective.optimizer.step()
-            objective.optimizer.zero_grad()
-    return model, objective
+    epochs = [[step(*pair) for pair in zip(old, new, strict=True)] for _ in range(EPOCHS)]
+    model = bert(dropout)
+    return plain_loop(model, limited(method)(model, sgd(model)), epochs)
+
+
+def plain_limits(steps: list[Step]) -> Any:
+    model = bert(0.0)
+    return plain_loop(model, limited("sonex")(model, sgd(model)), [steps])[0]
 
 
 @pytest.mark.parametrize("method", ["sonex", "alexr2"])
@@ -334,17 +329,10 @@ def test_examples_set_apart_give_the_values_and_the_others_the_gradient(tmp_path
         trainer.state.epoch = epoch
         for rows in loader.batch_sampler:
             assert set(rows[:BATCH]) <= rest and set(rows[BATCH:]) <= apart
-            first, second = (collate([examples()[k] for k in part]) for part in
-                             (rows[:BATCH], rows[BATCH:]))  # fmt: skip
-            assert torch.equal(first["group"], second["group"])
-
-            def losses(batch):
-                logits = model(input_ids=batch["input_ids"]).logits
-                return cross_entropy(logits, batch["labels"], reduction="none")
-
-            values, gradient = (functools.partial(losses, each) for each in (second, first))
-            loss = objective(values, second["group"], gradient=gradient)
-            loss.backward()
+            first, second = rows[:BATCH], rows[BATCH:]
+            assert groups_of(first) == groups_of(second)
+            gradient, values = (functools.partial(losses_of, model, r) for r in (first, second))
+            objective(values, groups_of(second), gradient=gradient).backward()
             optimizer.step()
             optimizer.zero_grad()
     assert distance(model, trainer.model) < 1e-12 and len(batches[0]) == 2 * BATCH  # type: ignore[arg-type]
@@ -396,24 +384,6 @@ def overlapping() -> list[dict[str, Any]]:
     return data
 
 
-def constrained_steps(model: Any, steps: list[tuple[list[int], list[int], Any]]) -> Any:
-    """Examples with the loss g0, examples with the values, and the index of these."""
-    data = overlapping()
-    objective: Any = limited("sonex")(model, sgd(model))
-    words = torch.tensor([each["input_ids"] for each in data])
-    label = torch.tensor([each["labels"] for each in data])
-
-    def losses(rows: list[int]) -> Tensor:
-        return cross_entropy(model(input_ids=words[rows]).logits, label[rows], reduction="none")
-
-    model.train()
-    for first, second, index in steps:
-        objective(lambda one=first, two=second: (losses(one), losses(two)), index).backward()
-        objective.optimizer.step()
-        objective.optimizer.zero_grad()
-    return model
-
-
 def test_examples_drawn_for_one_of_their_groups(tmp_path):
     """Equals the loop over memberships, with a loss on examples without a group."""
     datasets, data = pytest.importorskip("datasets"), overlapping()
@@ -424,12 +394,13 @@ def test_examples_drawn_for_one_of_their_groups(tmp_path):
         [group for _, group in pairs], 2, 3, seed=SEED, batches_per_epoch=len(others) // 2
     )
     fresh = fcco.GroupBatchSampler([0] * len(others), 1, 2, seed=SEED + 1)
-    steps = [
-        ([others[k] for k in new], [pairs[k][0] for k in old], [pairs[k][1] for k in old])
+    steps: list[Step] = [
+        ([pairs[k][0] for k in old] + [others[k] for k in new], [pairs[k][1] for k in old],
+         lambda x: (x[6:], x[:6]))
         for _ in range(EPOCHS)
         for old, new in zip(kept, fresh, strict=True)
-    ]
-    expected = constrained_steps(bert(0.0), steps)
+    ]  # fmt: skip
+    expected = plain_limits(steps)
     trainer = robust(
         tmp_path, bert(0.0), train_dataset=datasets.Dataset.from_list(data),
         objective=limited("sonex"), loss_on="ungrouped", ungrouped_share=0.25,
@@ -454,8 +425,7 @@ def test_examples_in_the_order_of_the_trainer_count_in_all_their_groups(tmp_path
     )  # fmt: skip
     trainer.train()
     lists = [[NAMES.index(name) for name in each["user"]] for each in overlapping()]
-    steps = [(rows, rows, [lists[k] for k in rows]) for rows in seen]
-    expected = constrained_steps(bert(0.0), steps)
+    expected = plain_limits([(rows, [lists[k] for k in rows], lambda x: (x, x)) for rows in seen])
     assert len(seen) == EPOCHS * PER_EPOCH and distance(bert(0.0), expected) > 0.01
     assert distance(trainer.model, expected) < 1e-9  # type: ignore[arg-type]
 
@@ -557,11 +527,9 @@ def test_evaluation_changes_nothing(tmp_path):
     trainer.train()
     objective: Any = trainer.objective
     before = {k: v.clone() for k, v in objective.state_dict().items() if isinstance(v, Tensor)}
-    batch = collate(examples()[:7])
     trainer.model.eval()  # type: ignore[union-attr]
     with torch.no_grad():
-        logits = trainer.model(input_ids=batch["input_ids"]).logits  # type: ignore[misc]
-    expected = cross_entropy(logits, batch["labels"]).item()
+        expected = losses_of(trainer.model, range(7)).mean().item()
     for data in (examples()[:7], strangers, nobody):
         found = trainer.evaluate(data, metric_key_prefix="test")["test_loss"]  # type: ignore[arg-type]
         assert found == pytest.approx(expected, rel=1e-6)
@@ -590,19 +558,6 @@ def test_an_error_names_the_group(tmp_path):
     trainer = robust(tmp_path, losses=spoiled)
     with pytest.raises(fcco.NonFiniteValue, match=f"for `({'|'.join(NAMES)})`"):
         trainer.train()
-
-
-def test_log_of_constraints(tmp_path):
-    def automatic(model, optimizer):
-        return fcco.constrained(model, optimizer, NAMES, tolerance=0.3)
-
-    trainer = robust(tmp_path, objective=automatic, logging_strategy="epoch")
-    trainer.train()
-    violation = torch.tensor(list(trainer.objective.violation().values()))  # type: ignore
-    last = [each for each in trainer.state.log_history if "loss" in each][-1]
-    assert last["constraints_met"] == (violation <= 0).sum()
-    assert last["worst_violation"] == pytest.approx(violation.max().item())
-    assert last["worst_violation_error"] > 0
 
 
 # --- what would go wrong silently ---------------------------------------------------------------

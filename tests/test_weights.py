@@ -211,24 +211,6 @@ def test_smoothed_weights_end_affine_in_the_losses(offset):
 # Reductions and invariants.
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-@pytest.mark.parametrize(
-    ("ratio", "expected"),
-    [(None, [0, 0, 1, 0, 0, 0, 0, 0]), (0.25, [0, 0, 0.5, 0, 0.5, 0, 0, 0]),
-     (0.3, [0, 0, 1 / 2.4, 1 - 2 / 2.4, 1 / 2.4, 0, 0, 0])],
-)  # fmt: skip
-def test_exact_losses_at_a_fixed_point_end_at_the_worst_groups(geometry, ratio, expected):
-    losses = [0.1, 0.2, 1.0, 0.6, 0.8, 0.3, -0.5, 0.0]
-    model = Point(losses)
-    objective = ooa(model, torch.optim.SGD(model.parameters(), lr=0.0), 8, ratio=ratio, step=2.0,
-                    geometry=geometry)  # fmt: skip
-    for _ in range(60):
-        loss = take_step(objective, lambda: model.w)
-    np.testing.assert_allclose(objective.group_weights(), expected, atol=1e-8)
-    assert loss == pytest.approx(objective.cvar().item(), abs=1e-8)
-    assert objective.cvar(tensor(losses)).item() == pytest.approx(objective.cvar().item())
-
-
 def test_estimates_are_unbiased_over_all_choices_of_groups_and_samples():
     """Enumerated: E lhat = g (seen through a small Euclidean move) and E G = sum p_i grad g_i."""
     n, blocks, samples = 5, 2, 3
@@ -261,36 +243,25 @@ def test_estimates_are_unbiased_over_all_choices_of_groups_and_samples():
 # Weights as state.
 
 
-def accumulating(scaler: bool, parts: int, geometry: Any = "kl") -> GroupObjective:
-    """Each step: a batch in `parts` micro-batches, or with a first half whose step is skipped."""
+def accumulating(parts: int, geometry: Any) -> GroupObjective:
+    """Each step: a batch in `parts` micro-batches."""
     rng, model = np.random.default_rng(0), Point([0.5, -0.3])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     objective = ooa(model, optimizer, 6, ratio=0.5, step=0.3, geometry=geometry)
-    scale = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scaler)
     for _ in range(5):
         ids = np.repeat(rng.choice(6, 4, replace=False), 2)
         rows = tensor(2 * rng.normal(size=(8, 2)))
         for part in np.array_split(np.arange(8), parts):
             inner = lambda few=rows[part]: (few @ model.w).square()  # noqa: E731
-            scale.scale(objective(inner, torch.as_tensor(ids[part]))).backward()
-            assert model.w.grad is not None
-            if scaler and part[-1] != 7:
-                model.w.grad.fill_(torch.inf)
-                scale.step(optimizer)
-                scale.update()
-                optimizer.zero_grad()
-        scale.step(optimizer)
-        scale.update()
+            objective(inner, torch.as_tensor(ids[part])).backward()
+        optimizer.step()
         optimizer.zero_grad()
     return objective
 
 
-@pytest.mark.parametrize(
-    ("scaler", "parts", "geometry"), [(False, 3, "kl"), (True, 2, "kl"), (False, 2, "euclidean")]
-)
-def test_the_weights_move_once_per_optimizer_step(scaler, parts, geometry):
-    whole = accumulating(False, 1, geometry)
-    objective = accumulating(scaler, parts, geometry)
+@pytest.mark.parametrize(("parts", "geometry"), [(3, "kl"), (2, "euclidean")])
+def test_the_weights_move_once_per_optimizer_step(parts, geometry):
+    whole, objective = accumulating(1, geometry), accumulating(parts, geometry)
     np.testing.assert_allclose(objective.group_weights(), whole.group_weights(), atol=1e-14)
     assert objective.term.step == whole.term.step == 5
     assert (whole.group_weights() - 1 / 6).abs().max() > 0.05
@@ -342,19 +313,12 @@ def test_logistic_regression_ends_within_two_percent_of_cvxpy(geometry):
 # Refusals.
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"step": 0.0}, r"`ooa\(step=...\)` must be positive"),
-        ({"ratio": 0.0}, r"`GroupWeights\(ratio=...\)` must lie in \(0.0, 1.0\]"),
-        ({"ratio": 1.5}, r"`GroupWeights\(ratio=...\)` must lie in"),
-        ({"geometry": "l1"}, r"`GroupWeights\(geometry=...\)` must be one of 'kl', 'euclidean'"),
-        ({"scaling": "mean"}, r"`GroupWeights\(scaling=...\)` must be one of"),
-    ],
-)
-def test_refuses_what_cannot_work(options, text):
+@pytest.mark.parametrize("options", [
+    {"step": 0.0}, {"ratio": 0.0}, {"ratio": 1.5}, {"geometry": "l1"}, {"scaling": "mean"}
+])  # fmt: skip
+def test_refuses_what_cannot_work(options):
     model = Point(np.zeros(3))
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=next(iter(options))):
         ooa(model, torch.optim.SGD(model.parameters(), lr=0.1), 3, **options)
 
 

@@ -413,25 +413,6 @@ def test_the_shared_cut_off_of_small_batches_has_the_rate_that_was_asked_for(sha
     assert rate == pytest.approx(share, rel=0.07)
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (3, 1), (9, 2)])
-def test_ranks_are_estimated_without_bias(shape):
-    """The mean over all batches with fixed numbers of positives and negatives is the rank."""
-    run, h = Run("ap"), torch.tensor(X[:, 0])
-    (label,) = run.risk.labels
-    p, n = torch.tensor(np.flatnonzero(Y == 1)), torch.tensor(np.flatnonzero(Y == 0))
-    total, count = torch.zeros(9, 2, dtype=torch.float64), torch.zeros(9, 1)
-    for block in itertools.combinations(range(9), shape[0]):
-        for some in itertools.combinations(range(15), shape[1]):
-            at = torch.tensor(block)
-            scores = torch.cat([h[p[at]], h[n[list(some)]]])
-            total[at] += run.risk.values(label, scores, len(at))[0]
-            count[at] += 1
-    above = PAIR["squared_hinge"](h[p][None] - h[p][:, None])
-    rank = 1 + above.sum(1) - above.diagonal()
-    below = PAIR["squared_hinge"](h[n][None] - h[p][:, None]).sum(1)
-    torch.testing.assert_close(total / count, torch.stack([rank, rank + below], 1))
-
-
 RARE = torch.tensor([[1, 0], [1, 0], [1, 0], [0, 0], [0, 0], [0, 1.0]])
 """Two labels with three positives and one, of six samples."""
 
@@ -541,14 +522,6 @@ def test_sampled_lists_weigh_equally(make, shape):
         exact = gradient(range(13))
     assert exact.norm() > 0.01
     torch.testing.assert_close(total / count, exact)
-
-
-def test_an_item_twice_is_no_list_of_two():
-    run, _ = trained("ndcg")
-    before = run.state()
-    with pytest.warns(UserWarning, match="no pair to learn from"):
-        assert run.call([0, 0]).item() == 0
-    assert same(before, run.state())
 
 
 def test_several_labels_are_their_mean():

@@ -93,7 +93,9 @@ def identities() -> Path:
         [identities_study.rates(found[method][1], place) for place in range(len(WORDS))]
         for method in ("erm", "ours")
     )
-    limit = statistics.fmean(run.fpr["test"] for run in found["ours"][1]) + identities_study.LIMIT
+    limit = (
+        statistics.fmean(run["fpr"]["test"] for run in found["ours"][1]) + identities_study.LIMIT
+    )
     order = sorted(range(len(WORDS)), key=lambda place: -plain[place])
     names, high = list(WORDS), 25
     with card.figure(520, 132 + high * len(order), 15) as figure:
@@ -165,11 +167,11 @@ def estimators() -> Path:
         panels[1].axvline(0.02, color=LIMIT, linewidth=1.4, linestyle=(0, (3, 2)))
         for row, (table, constraint) in enumerate(figures):
             mine = study.Cell(table, constraint, study.OURS)
-            base, gap = (found[mine].mean(key) for key in ("accuracy", "gap"))
+            base, gap = (study.mean(found[mine], key) for key in ("accuracy", "gap"))
             for label, names in study.RIVALS.items():
                 rival = study.best(found, mine, names)
                 assert rival is not None
-                accuracy, other = (found[rival].mean(key) for key in ("accuracy", "gap"))
+                accuracy, other = (study.mean(found[rival], key) for key in ("accuracy", "gap"))
                 for axes, value in zip(panels, (accuracy - base, other), strict=True):
                     if label not in RIVALS:
                         axes.plot(value, row, "o", **GREY, markersize=8, markeredgewidth=0)

@@ -1,6 +1,6 @@
 """A comparison from Python: several methods and seeds, one table, one report."""
 
-from .report.conclude import Conclusion, conclude
-from .run.plan import Plan, execute, plan
+from .report import Conclusion, conclude
+from .run import Plan, execute, plan
 
 __all__ = ["Conclusion", "Plan", "conclude", "execute", "plan"]

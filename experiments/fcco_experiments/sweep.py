@@ -22,9 +22,7 @@ summary of a sweep has them.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +34,7 @@ import numpy as np
 from . import config as configs
 from . import store, tasks
 from .config import ConfigError, from_plain, plain
-from .run.plan import Plan, plan
+from .run import Plan, plan
 from .store import COMPARISON, SWEEP, Comparison, SavedRun
 from .store import read_sweep as read
 from .task import Experiment, Method, Row, Rule, Task
@@ -225,7 +223,7 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
         "ranking": ranking,
         "winners": winners,
     }
-    write(out, sweep)
+    store.write_packed(out / SWEEP, [sweep])
     store.write_rows(out / "runs.jsonl", map(_line, comparison.runs))
     methods = {setting.name: setting.method for setting in settings}
     best = dataclasses.replace(
@@ -236,13 +234,6 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
     head = f"# Winners of a sweep. Rule: {' '.join(rule.text.split())}\n"
     store.write_text(out / store.WINNERS, head + configs.dump(best))
     return sweep
-
-
-def write(out: Path, sweep: Mapping[str, Any]) -> None:
-    """Write `sweep.json.gz`; the same sweep gives the same bytes."""
-    text = json.dumps(store.clean(sweep), separators=(",", ":"))
-    with store.replacing(out / SWEEP) as file:
-        file.write(gzip.compress(text.encode(), mtime=0))
 
 
 def _earlier(out: Path, config: Any, settings: Sequence[Setting]) -> list[Setting]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fcco_experiments.data import synthetic
+from fcco_experiments.data import load
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness import Fairness
 from fcco_experiments.tasks.fairness.model import Cells
@@ -54,7 +54,7 @@ def config(**changes: Any) -> Fairness:
 
 @functools.cache
 def float_parts() -> dict[str, Cells]:
-    loaded = synthetic(rows=160, test_rows=90, features=4, validation=0.25)
+    loaded = load("synthetic", rows=160, test_rows=90, features=4, validation=0.25)
     return {
         name: Cells.of(name, part.features, part.label, part.group)
         for name, part in loaded.parts().items()

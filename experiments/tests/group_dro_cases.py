@@ -32,7 +32,7 @@ METHODS = {
     "sonex-adam": dataclasses.replace(SONEX, update="adam", lr=0.01, weight_decay=0.01),
     "sonx": Method("sonx", 0.05, "sgd", settings={"gamma": 0.5, "correction": 0.1}),
     "alexr2": Method(
-        "alexr2", 0.05, independent=True,
+        "alexr2", 0.05,
         settings={"smoothing": 0.1, "nu": 0.1, "eta": 0.05, "inner_steps": 3},
     ),
     "ooa": Method("ooa", 0.05, "sgd", settings={"step": 1.0, "plain": True}),

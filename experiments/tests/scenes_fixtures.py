@@ -114,14 +114,6 @@ class Drives:
         }
 
     def labels(self, release: str, splits: tuple[str, ...] = ("train", "val")) -> dict[str, bytes]:
-        if release == "frames":
-            return {
-                f"labels/100k/{split}/{each['name'][:-4]}.json": json.dumps(
-                    {**each, "name": each["name"][:-4]}
-                ).encode()
-                for split in splits
-                for each in self.rows[split]
-            }
         pattern = {"2020": "det_20/det_{}.json", "2018": "bdd100k_labels_images_{}.json"}[release]
         return {
             f"labels/{pattern.format(split)}": json.dumps(

@@ -150,24 +150,6 @@ def test_held_out_images_are_those_that_the_old_model_has_not_seen():
     assert not same(unseen._train_old(3), old(seen, 3))
 
 
-def test_an_old_model_may_be_given(tmp_path, trained):
-    state = problem().make_old(0)
-    path = tmp_path / "old.pt"
-    for content in (state, {"values": state, "key": "a"}):
-        torch.save(content, path)
-        assert same(old(problem(old=str(path)), 3), state) and trained == [0]
-    with pytest.raises(ValueError, match="`old` does not fit the model of this config"):
-        problem(old=str(path), width=5).start(SONEX, 0)
-    for content in ([1, 2], {"a": 3}):
-        torch.save(content, path)
-        with pytest.raises(ValueError, match="`old` does not fit"):
-            problem(old=str(path)).start(SONEX, 0)
-    path.write_bytes(b"bad")
-    for wrong in (str(path), str(tmp_path / "nowhere.pt")):
-        with pytest.raises(ValueError, match="is no file of weights"):
-            problem(old=wrong).make_old(0)
-
-
 # Data and texts.
 
 
@@ -214,12 +196,9 @@ class OtherImages(TinyImages):
                 parameter.add_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
 
 
-def test_old_losses_are_those_of_the_own_backbones(photos, tmp_path):
-    """Frozen backbones are not in the weights that a file of losses is known by."""
-    torch.save(problem(**photos).make_old(0), tmp_path / "old.pt")
+def test_old_losses_are_those_of_the_own_backbones(photos):
     for backbone in (photos["image_backbone"], f"{__name__}:OtherImages"):
-        fields = photos | {"image_backbone": backbone, "old": str(tmp_path / "old.pt")}
-        run = problem(**fields).start(SONEX, 0)
+        run = problem(**photos | {"image_backbone": backbone}).start(SONEX, 0)
         part = run.parts["train"]
         seen, read = run.encoder.all(run.samples, part.rows, run.encoder.texts.prompts)
         direct = by_class(run.encoder.scores(seen, read), part.label).loss[:4]

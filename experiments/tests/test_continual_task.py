@@ -16,7 +16,7 @@ from fcco_experiments import sweep as sweeps
 from fcco_experiments.task import Method, Row
 from fcco_experiments.tasks.continual import TASK, Continual
 from fcco_experiments.tasks.continual.training import METHODS as WORDS
-from fcco_experiments.tasks.continual.training import BuiltMethod, by_class, changes
+from fcco_experiments.tasks.continual.training import build, by_class, changes
 from fcco_experiments.tasks.judge import judge
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -82,7 +82,7 @@ SONEX = METHODS["sonex"]
 )
 def test_methods_that_do_not_fit(method: Method, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
-        BuiltMethod(torch.nn.Linear(2, 2), method, CONFIG, 20, 50)
+        build(torch.nn.Linear(2, 2), method, CONFIG, 20, 50)
 
 
 def test_the_task_names_methods_and_backbones_that_do_not_fit() -> None:
@@ -319,7 +319,7 @@ def test_every_key_of_the_page_is_one_of_the_rows() -> None:
     [
         *({"data": name} for name in ("bdd100k-subset", "bdd100k", "scenes-synthetic", "my.csv")),
         {"image_backbone": "efficientnet-lite0", "text_backbone": "minilm"},
-        {"heads": 0, "old": "here.pt", "forget_limit": 0.0, "seeds": (0,)},
+        {"heads": 0, "forget_limit": 0.0, "seeds": (0,)},
         {"old_share": 0.5, "protect": "held-out", "choose_by": "validation"},
     ],
 )

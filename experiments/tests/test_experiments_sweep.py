@@ -98,7 +98,7 @@ def make(
     base: Any = BASE, resume: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     plan = sweep.plan_sweep("toy_task:TASK", "quadratic", base, chosen, seeds)
-    compare.execute(plan, folder, resume=resume, workers_=1)
+    compare.execute(plan, folder, resume=resume, workers=1)
     return sweep.choose(folder, chosen, BASE.seeds)
 
 

@@ -19,13 +19,12 @@ CASES = [
     ("sonex", {"score": "unbounded"}),
     ("alexr2", {}),
     ("sonx", {}),
-    ("sox", {"score": "unbounded", "objective": "bce"}),
+    ("sox", {"score": "unbounded"}),
     ("li2024", {"score": "unbounded"}),
     ("yang2025", {}),
     ("erm", {"score": "unbounded"}),
     ("icppac", {}),
     ("ssg", {}),
-    ("yang2025", {"holdout": 0.25}),
 ]
 
 

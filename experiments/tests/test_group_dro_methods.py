@@ -49,7 +49,7 @@ def test_each_word_becomes_its_method():
         ),
         (Method("erm", 0.1, settings={"gamma": 0.1}), "`erm` has no settings but got: gamma"),
         (Method("sonx", 0.1, settings={"ratio": 0.1}), "is made by the task"),
-        (dataclasses.replace(SONEX, independent=True), "`independent` is for alexr2"),
+        (dataclasses.replace(SONEX, independent=True), "`independent` is for none"),
         (dataclasses.replace(SONEX, settings={"smoothing": 0.1, "gama": 0.5}), "gama"),
         (dataclasses.replace(SONEX, beta=0.0), "beta"),
     ],

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from fcco_experiments import backbones, compare, data, environment, store, sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
 from fcco_experiments.data.grouped import Vectors
-from fcco_experiments.run import workers
+from fcco_experiments.run import processes
 from fcco_experiments.tasks.group_dro import GroupDROProblem
 from fcco_experiments.tasks.group_dro.training import GroupDRO
 from group_dro_cases import METHODS, one_thread  # noqa: F401 (used by being here)
-from grouped_fixtures import Faces, Patches, opinions, opinions_content, put, stand_in
-from typer.testing import CliRunner
+from grouped_fixtures import Faces, Patches, opinions, put, stand_in
 
 TASK: Any = tasks.get("group-dro")
 FACES = ("--data", "celeba", "--pretrained", "false", "--size", "[32, 32]", "--batch", 16)
@@ -108,7 +108,6 @@ def test_mistakes_are_said_before_anything_is_trained(here):
         (("--backbone", "resnet5"), "no backbone `resnet5`"),
         (("--backbone", "resnet50"), "takes data of the kind image"),
         (("--method", "sonx", "--settings.smoothing", "0.1"), "with smoothing it is sonex"),
-        (("--choose_by", "val_tenth_accuracy"), "summed up by val_worst_accuracy"),
         (("--distinct",), "`distinct` is for texts"),
     ):
         assert said in call(*made, *words, code=2).stderr
@@ -126,7 +125,7 @@ def test_a_folder_of_weights_brings_its_own_vocabulary_to_training(here, monkeyp
     model = tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]")
     (here / "backbone").mkdir()
     (here / "backbone/tokenizer.json").write_text(tokenizers.Tokenizer(model).to_str())
-    content = opinions_content(opinions())
+    content = opinions().to_csv(index=False).encode()
     put(here / "data", stand_in(monkeypatch, "sentiment", content), content)
     config = GroupDRO(
         data="sentiment", epochs=1, backbone="distilbert", train="all", tokens=8,
@@ -161,7 +160,7 @@ def test_runs_do_not_share_a_gpu_unless_asked_to(monkeypatch, place, number):
     monkeypatch.setattr(environment, "device", lambda wanted: torch.device(place))
     config = GroupDRO(data="grouped-synthetic", epochs=1, methods=METHODS, seeds=(0, 1))
     specs = compare.plan("group-dro", "name", config).specs
-    assert workers.processes(specs, None) == number and workers.processes(specs, 3) == 3
+    assert processes(specs, None) == number and processes(specs, 3) == 3
 
 
 @pytest.mark.parametrize("name", names(TASK))

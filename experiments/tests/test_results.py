@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from fcco_experiments import compare, config, results, store, sweep
 from fcco_experiments.cli.app import app
 from fcco_experiments.store import FolderError
 from test_experiments_report import cells, checked
 from toy_task import TASK
-from typer.testing import CliRunner
 
 BASE = config.load(TASK, "quadratic")
 NAMES = ("sonex", "sox")
 
 
 def train(plan: compare.Plan, folder: Path) -> Path:
-    compare.execute(plan, folder, workers_=1)
+    compare.execute(plan, folder, workers=1)
     return folder
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from data_fixtures import change_card
 from fcco_experiments import backbones, data
-from fcco_experiments.data.grouped import Texts, Vectors, WholeGroups, sampled
+from fcco_experiments.data.grouped import Vectors, WholeGroups, sampled
 from fcco_experiments.data.layouts import libsvm
-from fcco_experiments.data.molecules import scaffold_split
+from fcco_experiments.data.samples import scaffold_split
 from fcco_experiments.data.sources import WrongData
 from fcco_experiments.tasks.x_risk.data import load
 from grouped_fixtures import Faces, Reviews, put, stand_in
@@ -106,8 +106,8 @@ def test_a_sample_keeps_the_shares_of_classes():
 
 
 def test_comments(monkeypatch, tmp_path):
-    votes = {"1.0": "1110", "2.0": "1100", "3.0": "1000", "4.0": "1111", "5.0": "0000"}
-    parts = {"1.0": "train", "2.0": "train", "3.0": "dev", "4.0": "test", "5.0": "test"}
+    votes = {"1.0": "1110", "2.0": "1100", "3.0": "1000", "4.0": "1111", "5.0": "0000", "6.0": "0"}
+    parts = dict(zip(votes, ("train", "train", "dev", "test", "test", "train"), strict=True))
     text = "rev_id\tcomment\tyear\tsplit\n"
     text += "".join(f"{i}\ta`NEWLINE_TOKENb{i}\t2010\t{part}\n" for i, part in parts.items())
     rates = "rev_id\tworker_id\ttoxicity\n"
@@ -124,7 +124,7 @@ def test_comments(monkeypatch, tmp_path):
     loaded = data.load_grouped("toxicity", download=False)
     assert loaded.samples[0] == "a` b1.0" and loaded.class_names == ("not toxic", "toxic")
     found = {name: part.label.tolist() for name, part in loaded.cut(0).items()}
-    assert found == {"train": [1, 1], "validation": [0], "test": [1, 0]}
+    assert found == {"train": [1, 1, 0], "validation": [0], "test": [1, 0]}
 
 
 # Another label of a card.
@@ -140,7 +140,7 @@ def test_another_label_of_the_same_images(monkeypatch, tmp_path):
     assert bald.inputs == gray.inputs == own.inputs
     assert len({bald.fingerprint, gray.fingerprint, own.fingerprint}) == 3
     cut: Any = bald.cut
-    assert cut.label.tolist() == [int(row[4] == 1) for row in faces.table]
+    assert cut.label.tolist() == (faces.table["Bald"] == 1).astype(int).tolist()
     assert cut(0)["test"].group_names == ("-1", "1"), "each class is cut by itself"
 
 
@@ -214,7 +214,7 @@ def test_fingerprints_are_those_of_rdkit():
 
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=1024)
     made: Any = data.load_grouped("grouped-synthetic")
-    texts = dataclasses.replace(made, kind="text", samples=Texts(tuple(SMILES[:-1])), inputs="m")
+    texts = dataclasses.replace(made, kind="text", samples=tuple(SMILES[:-1]), inputs="m")
     found = backbones.features("morgan", texts, batch=5)
     for row, smiles in enumerate(SMILES[:-1]):
         wanted = np.zeros(1024)
@@ -222,7 +222,7 @@ def test_fingerprints_are_those_of_rdkit():
             generator.GetFingerprint(Chem.MolFromSmiles(smiles)), wanted
         )
         assert found.values[row].tolist() == wanted.tolist()
-    encoded = backbones.encode("morgan", Texts(("C[Al-3](C)(C)(C)(C)C",)), tokens=3)
+    encoded = backbones.encode("morgan", ("C[Al-3](C)(C)(C)(C)C",), tokens=3)
     assert isinstance(encoded, Vectors) and encoded.values.count_nonzero() > 0
     with pytest.raises(WrongData, match="`C1CC` is no molecule"):
-        backbones.encode("morgan", Texts(("C1CC",)), tokens=3)
+        backbones.encode("morgan", ("C1CC",), tokens=3)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from fcco_experiments import sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
@@ -19,7 +20,6 @@ from fcco_experiments.tasks.x_risk import data as arrays
 from fcco_experiments.tasks.x_risk.training import XRiskTraining
 from grouped_fixtures import Faces, put, stand_in
 from sklearn.metrics import average_precision_score
-from typer.testing import CliRunner
 from x_risk_cases import one_thread  # noqa: F401 (used by being here)
 
 
@@ -161,7 +161,7 @@ def test_mistakes_are_said_before_anything_is_trained(here):
         ((*own, "z", "--group", "y"), "`group` is the query of a row"),
         ((*own, "y", "--setting", "lists"), "say which column is the query"),
         ((*own, "z", "--setting", "lists", "--group", "x"), "relevance must be numbers"),
-        ((*own, "x", "--setting", "lists", "--group", "y"), "five are needed"),
+        ((*own, "x", "--setting", "lists", "--group", "y"), "too few groups"),
     ):
         done = call("compare", "x-risk", *words, "--out", here / "out", code=2)
         assert said in done.stderr, (words, done.stderr)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,7 @@ Array = NDArray[np.float64]
 TOLERANCES = (0.005, 0.01, 0.015, 0.02)
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A fitted classifier.
 
     Attributes:
@@ -30,36 +28,39 @@ class Candidate:
         seconds: of its fit, of one CPU: other processes do not count. None where it comes from the
             same fit as the one before.
         predict: the probability that a row is predicted positive; 0 or 1 where nothing is random.
-        score: to rank rows by; None where a method has none.
     """
 
     setting: str
     seconds: float | None
     predict: Callable[[Part], Array]
-    score: Callable[[Part], Array] | None
 
 
-Method = Callable[[Part, Part, str, int], Iterator[Candidate]]
-"""Of training rows, validation rows, the name of the constraint and a seed."""
+Method = Callable[[Part, str, int], Iterator[Candidate]]
+"""Of training rows, the name of the constraint and a seed."""
+Base = Callable[[int], Any]
+"""A classifier of scikit-learn from a seed."""
 
 
-def timed(fit: Callable[[], Any]) -> tuple[Any, float]:
+def timed(fit: Callable[[], Any]) -> float:
+    """Seconds of CPU time."""
     with warnings.catch_warnings():
         # fairlearn 0.15 uses pandas in two ways that pandas 3.1 announces to end.
         warnings.filterwarnings("ignore", "Setting a(n item| value)")
         # A tolerance that is not kept on the rows of the fit: the figures tell.
         warnings.filterwarnings("ignore", "`ConstrainedClassifier.fit` ended")
         start = time.process_time()
-        return fit(), time.process_time() - start
+        fit()
+        return time.process_time() - start
 
 
-def deterministic(setting: str, seconds: float | None, model: Any) -> Candidate:
-    return Candidate(
-        setting,
-        seconds,
-        lambda part: model.predict(part.x).astype(np.float64),
-        lambda part: model.predict_proba(part.x)[:, 1],
-    )
+def fitted(model: Any, part: Part) -> float:
+    """Seconds of a fit with the groups known."""
+    return timed(partial(model.fit, part.x, part.y, sensitive_features=part.group))
+
+
+def predictions(model: Any) -> Callable[[Part], Array]:
+    """Of a model that draws nothing."""
+    return lambda part: model.predict(part.x).astype(np.float64)
 
 
 # Ours.
@@ -77,22 +78,15 @@ def classifier() -> Any:
     return ConstrainedClassifier
 
 
-def ours(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+def ours(train: Part, constraint: str, seed: int) -> Iterator[Candidate]:
     """The defaults of the estimator, at four tolerances."""
     for tolerance in TOLERANCES:
         model = classifier()(constraint, tolerance, random_state=seed)
-        _, seconds = timed(partial(model.fit, train.x, train.y, sensitive_features=train.group))
-        yield deterministic(f"tolerance {tolerance}", seconds, model)
+        seconds = fitted(model, train)
+        yield Candidate(f"tolerance {tolerance}", seconds, predictions(model))
 
 
-def ours_free(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
-    """The same with a tolerance that every classifier keeps."""
-    model = classifier()(constraint, 1.0, random_state=seed)
-    _, seconds = timed(partial(model.fit, train.x, train.y, sensitive_features=train.group))
-    yield deterministic("", seconds, model)
-
-
-# Scikit-learn and fairlearn.
+# fairlearn.
 
 
 def logistic(seed: int) -> Any:
@@ -104,17 +98,6 @@ def boosting(seed: int) -> Any:
     return HistGradientBoostingClassifier(
         max_iter=40, max_leaf_nodes=15, learning_rate=0.2, early_stopping=whole, random_state=seed
     )
-
-
-Base = Callable[[int], Any]
-
-
-def free(base: Base) -> Method:
-    def fit(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
-        model, seconds = timed(partial(base(seed).fit, train.x, train.y))
-        yield deterministic("", seconds, model)
-
-    return fit
 
 
 def moment(constraint: str, **options: float) -> Any:
@@ -131,16 +114,15 @@ def exponentiated_gradient(base: Base, tolerances: tuple[float, ...] = TOLERANCE
     the difference of their rates times the share of the other group.
     """
 
-    def fit(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+    def fit(train: Part, constraint: str, seed: int) -> Iterator[Candidate]:
         from fairlearn.reductions import ExponentiatedGradient
 
         larger = max(train.group.mean(), 1 - train.group.mean())
         for tolerance in tolerances:
             bound = moment(constraint, difference_bound=tolerance * larger)
             model = ExponentiatedGradient(base(seed), bound)
-            _, seconds = timed(partial(model.fit, train.x, train.y, sensitive_features=train.group))
-            mixed = mixture(model)
-            yield Candidate(f"tolerance {tolerance}", seconds, mixed, mixed)
+            seconds = fitted(model, train)
+            yield Candidate(f"tolerance {tolerance}", seconds, mixture(model))
 
     return fit
 
@@ -158,13 +140,13 @@ def grid_search(base: Base, size: int) -> Method:
     Multipliers up to 1: with the default of 2 nearly all of them go too far on these tables.
     """
 
-    def fit(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+    def fit(train: Part, constraint: str, seed: int) -> Iterator[Candidate]:
         from fairlearn.reductions import GridSearch
 
         search = GridSearch(base(seed), moment(constraint), grid_size=size, grid_limit=1.0)
-        _, seconds = timed(partial(search.fit, train.x, train.y, sensitive_features=train.group))
+        seconds = fitted(search, train)
         for place, model in enumerate(search.predictors_):
-            yield deterministic(f"multiplier {place}", None if place else seconds, model)
+            yield Candidate(f"multiplier {place}", None if place else seconds, predictions(model))
 
     return fit
 
@@ -189,7 +171,7 @@ def thresholds(base: Base) -> Method:
     not seen. There is a tolerance for demographic parity alone.
     """
 
-    def fit(train: Part, val: Part, constraint: str, seed: int) -> Iterator[Candidate]:
+    def fit(train: Part, constraint: str, seed: int) -> Iterator[Candidate]:
         from fairlearn.postprocessing import ThresholdOptimizer
 
         kind: Any = constraint
@@ -197,17 +179,16 @@ def thresholds(base: Base) -> Method:
         aside, rest = (train.rows(rows) for rows in np.split(order, [len(order) // 5]))
         tolerances = TOLERANCES[1::2] if constraint == "demographic_parity" else (None,)
         for name, seen, rows in (("same", train, train), ("held-out", rest, aside)):
-            model, first = timed(partial(base(seed).fit, seen.x, seen.y))
+            model = base(seed)
+            first = timed(partial(model.fit, seen.x, seen.y))
             for tolerance in tolerances:
                 optimizer = ThresholdOptimizer(
                     estimator=Scores().fit(rows.x, rows.y), constraints=kind, prefit=True,
                     predict_method="predict_proba", tol=tolerance,
                 )  # fmt: skip
-                x = scores(model, rows)
-                learn = partial(optimizer.fit, x, rows.y, sensitive_features=rows.group)
-                _, seconds = timed(learn)
+                seconds = first + fitted(optimizer, Part(scores(model, rows), rows.y, rows.group))
                 words = f"{name} rows" + ("" if tolerance is None else f", tolerance {tolerance}")
-                yield Candidate(words, first + seconds, drawn(model, optimizer), None)
+                yield Candidate(words, seconds, drawn(model, optimizer))
 
     return fit
 
@@ -234,9 +215,6 @@ def drawn(model: Any, optimizer: Any) -> Callable[[Part], Array]:
 
 OURS = "ours"
 METHODS: dict[str, Method] = {
-    "logistic regression": free(logistic),
-    "boosting": free(boosting),
-    "ours, no constraint": ours_free,
     OURS: ours,
     "ExponentiatedGradient, logistic": exponentiated_gradient(logistic),
     "ExponentiatedGradient, boosting": exponentiated_gradient(boosting, TOLERANCES[1::2]),
@@ -245,5 +223,3 @@ METHODS: dict[str, Method] = {
     "ThresholdOptimizer, logistic": thresholds(logistic),
     "ThresholdOptimizer, boosting": thresholds(boosting),
 }
-REDUCTIONS = tuple(name for name in METHODS if name.startswith(("Exponentiated", "GridSearch")))
-THRESHOLDS = tuple(name for name in METHODS if name.startswith("ThresholdOptimizer"))

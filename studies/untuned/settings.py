@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +18,11 @@ from typing import Any
 
 import torch
 
-import fcco
 from studies.publish import about
+from studies.runner import Job, Runner
 
-from . import groups, networks
+from . import groups
+from .constraints import Figures
 
 PROBLEM, SEEDS = "reviews", range(3)
 PAPER: dict[str, Any] = {"smoothing": 0.1, "gamma": 0.1, "correction": "auto", "read": "old"}
@@ -39,53 +39,43 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "OOA": ("OOA", {}),
     "EMA + quantile": ("EMA + quantile", {}),
 }
-
-
 NETWORK, FRESH = "tabular MLP", range(20, 23)  # constants were chosen with seed 10
 CELLS = (("Adam 0.9", 3e-3), ("Adam 0.99", 3e-3), ("SGD 0.9", 0.3), ("SGD 0.99", 0.03))
-
-
-def measure_network(method: str) -> tuple[str, list[float]]:
-    """The mean training CVaR of a method in each cell, on a network that can fit every group."""
-    means = []
-    for optimizer, lr in CELLS:
-        jobs = [networks.Job(NETWORK, method, optimizer, lr, (16, 4), seed) for seed in FRESH]
-        means.append(round(statistics.fmean(networks.run(job).cvar for job in jobs), 4))
-    return method, means
-
-
-def measure(name: str) -> tuple[str, list[float]]:
-    """The mean training CVaR of a row at each learning rate."""
-    torch.set_num_threads(1)
-    problem = groups.make(PROBLEM)
-    method, setting = ROWS[name]
-    means = []
-    for lr in problem.lrs:
-        full = {"lr": lr, "ratio": problem.ratio, "shape": groups.shape(problem), **setting}
-        models = [groups.train(problem, method, full, seed)[0] for seed in SEEDS]
-        cvar = fcco.outer.CVaR(problem.ratio)
-        means.append(statistics.fmean(cvar(problem.group_losses(m)).item() for m in models))
-    return name, [round(mean, 4) for mean in means]
+NETWORK_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fcco": ("fcco", {}),
+    "uniform": ("uniform", {}),
+    "OOA": ("OOA", {"plain": True}),
+    "SONEX 1": ("fcco", {"smoothing": 1.0, "gamma": 0.9}),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="write the JSON object to this file")
     options = parser.parse_args(arguments)
+    runner = Runner(groups.run, Figures, workers=2)
+
+    def means(
+        problem: str, method: str, settings: Sequence[dict[str, Any]], seeds: Sequence[int]
+    ) -> list[float]:
+        jobs = [[Job(problem, method, own, seed) for seed in seeds] for own in settings]
+        runner([job for own in jobs for job in own], f"{problem}, {method}")
+        return [round(statistics.fmean(e.objective for e in runner.of(own)), 4) for own in jobs]
+
     found: dict[str, Any] = {"command": "python -m studies.untuned.settings"}
-    found |= {
-        "commit": about()["revision"],
-        "torch": torch.__version__,
-        "lrs": groups.make(PROBLEM).lrs,
+    lrs = groups.PROBLEMS[PROBLEM]
+    found |= {"commit": about()["revision"], "torch": torch.__version__, "lrs": lrs}
+    found["rows"] = {
+        name: means(PROBLEM, method, [{"lr": lr, **own} for lr in lrs], SEEDS)
+        for name, (method, own) in ROWS.items()
     }
-    rows = found["rows"] = dict[str, list[float]]()
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for name, means in pool.imap(measure, ROWS):
-            rows[name] = means
-            print(f"{name:<24}" + "".join(f"{mean:>8.3f}" for mean in means), flush=True)
-        found["cells"] = [f"{optimizer}, {lr:g}" for optimizer, lr in CELLS]
-        found["networks"] = dict(pool.imap(measure_network, (*networks.PLAIN, "SONEX 1")))
-        print(found["cells"], found["networks"])
+    found["cells"] = [f"{optimizer}, {lr:g}" for optimizer, lr in CELLS]
+    cells = [{"optimizer": optimizer, "lr": lr, "shape": (16, 4)} for optimizer, lr in CELLS]
+    found["networks"] = {
+        name: means(NETWORK, method, [cell | own for cell in cells], FRESH)
+        for name, (method, own) in NETWORK_ROWS.items()
+    }
+    print(json.dumps(found, indent=1))
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(found, indent=1) + "\n")

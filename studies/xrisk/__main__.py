@@ -2,8 +2,7 @@
 
     python -m studies.xrisk --json --workers 14 --out build/xrisk.jsonl
     python -m studies.xrisk --quick --json               # under three minutes
-    python -m studies.xrisk --data hiv --metric AP       # part of it
-    python -m studies.xrisk --speed --json               # time and memory of a step
+    python -m studies.xrisk --data hiv                   # part of it
 
 A multilayer perceptron on fixed features. Every X-risk starts from the same cross-entropy (a third
 of the steps) and takes the same batches; cross-entropy and focal loss have as many steps in all.
@@ -25,21 +24,18 @@ installed.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fcco_experiments.stats import paired, spread
 
 from studies import publish
-from studies.runner import Job, Runner, available, command, note, parse, tuned
+from studies.runner import Job, Runner, available, command, note, parse, published_runs, tuned
 
-from .methods import METHODS, OURS, Setting, missing
-from .problems import DATA, METRICS, load, metrics_of
-from .training import Figures, run
+from .methods import METHODS, OURS, PLAIN, Setting, missing
+from .problems import DATA, load, metrics_of
+from .training import run
 
 TUNING_SEEDS, SEEDS = (0, 1), range(10, 100)
 QUICK_STEPS, QUICK_DATA = 90, ("hiv", "ranking")
@@ -57,47 +53,35 @@ Found = dict[Cell, list[float]]
 """The metric on test data by seed."""
 
 
-def cells(
-    data: Iterable[str] = DATA, metrics: Iterable[str] = METRICS, methods: Iterable[str] = ("",)
-) -> list[Cell]:
-    """What is compared, by the names of data and metrics and the beginnings of methods."""
-    return [
-        Cell(name, metric, method)
-        for name in data
-        for metric in metrics_of(name)
-        for method in METHODS[metric]
-        if metric in metrics and method.startswith(tuple(methods))
-    ]
+def cells(data: Iterable[str] = DATA) -> list[Cell]:
+    return [Cell(d, metric, m) for d in data for metric in metrics_of(d) for m in METHODS[metric]]
 
 
-def train(
-    some: Sequence[Cell], runner: Runner, seeds: int, steps: int | None = None, quick: bool = False
-) -> Found:
+def train(some: Sequence[Cell], runner: Runner, seeds: int, quick: bool = False) -> Found:
     """Choose a setting for each cell, and measure it on fresh seeds."""
 
     def job(cell: Cell, setting: Setting, seed: int) -> Job:
         """A plain loss is trained once for all metrics of its data."""
-        plain = METHODS[cell.metric][cell.method].plain
-        problem = cell.data if plain else f"{cell.data} / {cell.metric}"
-        return Job(problem, cell.method, setting, seed, evaluations=steps)
+        problem = cell.data if cell.method in PLAIN else f"{cell.data} / {cell.metric}"
+        return Job(problem, cell.method, setting, seed, evaluations=QUICK_STEPS if quick else None)
 
-    def choose(tried: dict[Cell, list[list[Figures]]]) -> dict[Cell, int]:
+    def choose(tried: dict[Cell, list[list[dict[str, Any]]]]) -> dict[Cell, int]:
         places = {}
         for cell, own in tried.items():
-            means = [spread(each.val[cell.metric] for each in runs)[0] for runs in own]
+            means = [spread(each["val"][cell.metric] for each in runs)[0] for runs in own]
             # A run that diverged is less than any other.
             means = [mean if math.isfinite(mean) else -math.inf for mean in means]
             places[cell] = means.index(max(means))
         return places
 
-    grids = {cell: METHODS[cell.metric][cell.method].grid for cell in some}
+    grids = {cell: METHODS[cell.metric][cell.method] for cell in some}
     found = tuned(runner, grids, job, () if quick else TUNING_SEEDS, SEEDS[:seeds], choose)
-    return {cell: [each.test[cell.metric] for each in own] for cell, (_, own) in found.items()}
+    return {cell: [each["test"][cell.metric] for each in own] for cell, (_, own) in found.items()}
 
 
 def published() -> Found:
     """All of it, from the published runs."""
-    return train(cells(), Runner(run, Figures, 0, publish.runs("xrisk")), 10)
+    return train(cells(), published_runs("xrisk"), 10)
 
 
 def table(found: Found) -> list[list[str]]:
@@ -145,52 +129,29 @@ def collect(found: Found) -> dict[str, Any]:
     """In the form of the JSON."""
     told: dict[str, Any] = {}
     for cell, values in found.items():
-        row = dict(zip(("mean", "std"), (round(x, 5) for x in spread(values)), strict=True))
-        told.setdefault(cell.data, {}).setdefault(cell.metric, {})[cell.method] = row
+        row = told.setdefault(cell.data, {}).setdefault(cell.metric, {})
+        row[cell.method] = publish.mean_and_std(values)
     return told
-
-
-def published_figures() -> dict[str, Any]:
-    return collect(published())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("xrisk", __doc__)
-    add = parser.add_argument
-    add("--markdown", action="store_true", help="the table for a page instead")
-    add("--speed", action="store_true", help="time and memory of a step instead")
-    add("--data", nargs="+", choices=list(DATA), help="all; with --quick those without a backbone")
-    add("--metric", nargs="+", choices=list(METRICS), default=list(METRICS))
-    add("--method", nargs="+", default=[""], help="beginnings of their names")
-    add("--steps", type=int, help="of every run")
-    add("--arrays", type=Path, metavar="DIR", help="read DATA.npz from there")
+    parser.add_argument("--data", nargs="+", choices=list(DATA), help="all of them unless given")
     options = parse(parser, arguments, (2, 10))
-    if options.speed:
-        from benchmarks import risk_steps
-
-        risk_steps.report(options)
-        return
-    steps = options.steps or (QUICK_STEPS if options.quick else None)
-    for prefix, reason in missing().items():
+    gone = missing()
+    for prefix, reason in gone.items():
         note(options.left_out, f"{prefix} is left out: {reason}")
-    # The features of a backbone take long, the first time.
-    small = options.quick and options.arrays is None
-    wanted = options.data or (QUICK_DATA if small else DATA)
-    # Here, before any worker does it: features are computed once.
-    there = available(wanted, partial(load, arrays=options.arrays), options.left_out)
-    some = cells(there, options.metric, options.method)
-    some = [cell for cell in some if not cell.method.startswith(tuple(missing()))]
+    # The features of a backbone take long, the first time; no worker computes them.
+    wanted = options.data or (QUICK_DATA if options.quick else DATA)
+    some = cells(available(wanted, load, options.left_out))
+    some = [cell for cell in some if not cell.method.startswith(tuple(gone))]
     if not some:
         parser.exit(1, "Nothing is left to train.\n")
-    do = partial(run, arrays=options.arrays)
-    runner = Runner(do, Figures, options.workers, options.out)
-    found = train(some, runner, options.seeds, steps, options.quick)
-    print((publish.markdown if options.markdown else publish.plain)(table(found)))
+    runner = Runner(run, dict, options.workers, options.out)
+    found = train(some, runner, options.seeds, options.quick)
+    print(publish.plain(table(found)))
     told = {**collect(found), "left_out": options.left_out}
-    if options.publish:
-        publish.write(publish.RESULTS / "xrisk", told, runner.entries(), commit=options.commit)
-    if options.json:
-        print(json.dumps(told))
+    publish.conclude(options, "xrisk", told, runner.entries())
 
 
 if __name__ == "__main__":

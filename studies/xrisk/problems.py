@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 from fcco_experiments.tasks.x_risk import data
 from fcco_experiments.tasks.x_risk.training import list_figures, two_way_partial_auc
-from numpy.typing import NDArray
+from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 MAX_FPR = 0.3  # of the one-way partial AUC
@@ -44,29 +43,22 @@ Problem = dict[str, Part]
 """The parts `train`, `validation` and `test`."""
 
 
-def load(name: str, arrays: Path | None = None, seed: int = 0) -> Problem:
+def load(name: str, seed: int = 0) -> Problem:
     """A data set by its name.
 
     Args:
-        name: its name.
-        arrays: a folder of .npz files to read instead, with `train_x`, `train_y`, ... in each.
+        name: a key of `DATA`.
         seed: of the parts of faces, which have no custom: 60, 20 and 20 % of each class. The
             others are split by scaffold, officially, or by query.
     """
-    parts = _read(name, arrays)
+    parts = _read(name)
     return standardised(split(parts, seed) if DATA[name][0] == "celeba" else parts)
 
 
 @cache
-def _read(name: str, arrays: Path | None) -> dict[str, data.Part]:
+def _read(name: str) -> dict[str, data.Part]:
     own, label = DATA[name]
-    if arrays is None:
-        return data.load(own, label=label)
-    with np.load(arrays / f"{name}.npz") as file:
-        return {
-            part: data.Part(*(file.get(f"{part}_{key}") for key in "xyq"))  # type: ignore[arg-type]
-            for part in ("train", "validation", "test")
-        }
+    return data.load(own, label=label)
 
 
 def split(parts: dict[str, data.Part], seed: int) -> dict[str, data.Part]:
@@ -107,17 +99,11 @@ def fill(values: Tensor, query: Tensor, empty: float) -> Tensor:
     return table.index_put((query[order], place), values[order])
 
 
-def average_precision(y: NDArray, scores: NDArray) -> float:
-    from sklearn.metrics import average_precision_score
-
-    return float(average_precision_score(y, scores))
-
-
 Figure = Callable[[Part, Tensor], float]
 
 
 def binary(figure: Callable[..., float], *limits: float) -> Figure:
-    return lambda part, scores: figure(part.y.numpy(), scores.numpy(), *limits)
+    return lambda part, scores: float(figure(part.y.numpy(), scores.numpy(), *limits))
 
 
 def ndcg(k: int) -> Figure:
@@ -130,7 +116,7 @@ def ndcg(k: int) -> Figure:
 
 
 BINARY: dict[str, Figure] = {
-    "AP": binary(average_precision),
+    "AP": binary(average_precision_score),
     "pAUC": binary(two_way_partial_auc, 0.0, MAX_FPR),  # the plain area, over MAX_FPR
     "tpAUC": binary(two_way_partial_auc, TWO_WAY["min_tpr"], TWO_WAY["max_fpr"]),
 }

@@ -1,7 +1,7 @@
 """Data sets with groups: found on this machine or fetched, checked, encoded, split.
 
 `load("adult")`, `load("compas")` or, without any file, `load("synthetic")`: features, label and
-group. `load_grouped("celeba")`, `load_grouped("sentiment")` or, without any file,
+group as arrays. `load_grouped("celeba")`, `load_grouped("sentiment")` or, without any file,
 `load_grouped("grouped-synthetic")`: images, texts or vectors in many groups. Both take the path of
 a table instead, with its `Columns`. `names()` are those of the cards, `card(name)` says what is
 known about one.
@@ -13,20 +13,10 @@ Example:
 """
 
 from ..task import Columns
-from .arrays import FairnessData, Part, arrays
-from .cards import Card, card, fetch, load, load_grouped, load_two_groups, look, names
-from .grouped import GroupedData, GroupedPart, Samples, Texts, Vectors
-from .images import ImageFiles
-from .sources import (
-    Copy,
-    DataFile,
-    MissingData,
-    Progress,
-    Sighting,
-    WrongData,
-    cache_folder,
-)
-from .synthetic import grouped_synthetic, scenes_synthetic, synthetic
+from .cards import Card, card, fetch, load, load_grouped, look, names
+from .grouped import FairnessData, GroupedData, GroupedPart, Part, arrays
+from .samples import ImageFiles, Samples, Vectors
+from .sources import Copy, DataFile, MissingData, Progress, Sighting, WrongData
 from .table import is_table, read_table
 
 __all__ = [
@@ -43,21 +33,15 @@ __all__ = [
     "Progress",
     "Samples",
     "Sighting",
-    "Texts",
     "Vectors",
     "WrongData",
     "arrays",
-    "cache_folder",
     "card",
     "fetch",
-    "grouped_synthetic",
     "is_table",
     "load",
     "load_grouped",
-    "load_two_groups",
     "look",
     "names",
     "read_table",
-    "scenes_synthetic",
-    "synthetic",
 ]

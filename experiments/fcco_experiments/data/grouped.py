@@ -2,83 +2,38 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .samples import Samples, Vectors
+from .sources import digest
+
 PARTS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
 
 
-class Samples(Protocol):
-    """Inputs by row: images of one size as uint8 (3, H, W), strings, or vectors."""
-
-    def __len__(self) -> int:
-        """Number of samples."""
-        ...
-
-    def __getitem__(self, row: int, /) -> Tensor | str:
-        """The sample of a row."""
-        ...
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Samples that are rows of a tensor in memory: vectors, token ids, or decoded images.
-
-    Args:
-        values: (N, ...).
-    """
-
-    values: Tensor
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, row: int) -> Tensor:
-        return self.values[row]
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Samples that are strings in memory."""
-
-    values: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, row: int) -> str:
-        return self.values[row]
-
-
 @dataclass(frozen=True)
 class GroupedPart:
-    """Training, validation or test data: rows of the samples with their labels and groups.
+    """Training, validation or test data: M rows of the samples with their labels and groups."""
 
-    Attributes:
-        rows: places in the samples, (M,).
-        label: class of each row, (M,).
-        group: id of each row, (M,), or of each membership where groups overlap, (K,); every id from
-            0 to the largest occurs.
-        group_names: by id.
-        reported: id of the group that each row counts in where accuracies are reported, (M,).
-            These are groups large enough for an accuracy to mean something.
-        reported_names: by id.
-        member: place of each membership in `rows`, (K,), where these may be in several groups or
-            in none; None where each is in one.
-    """
-
-    rows: Tensor
-    label: Tensor
+    rows: Tensor  # places in the samples, (M,)
+    label: Tensor  # class of each row, (M,)
+    # Id of each row, (M,), or of each membership where groups overlap, (K,); every id from 0 to the
+    # largest occurs.
     group: Tensor
-    group_names: tuple[str, ...]
+    group_names: tuple[str, ...]  # by id
+    # Id of the group that each row counts in where accuracies are reported, (M,): groups large
+    # enough for an accuracy to mean something.
     reported: Tensor
-    reported_names: tuple[str, ...]
+    reported_names: tuple[str, ...]  # by id
+    # Place of each membership in `rows`, (K,), where these may be in several groups or in none;
+    # None where each is in one.
     member: Tensor | None = None
 
     def __len__(self) -> int:
@@ -98,30 +53,19 @@ class GroupedPart:
 
 @dataclass(frozen=True)
 class GroupedData:
-    """A data set with groups.
-
-    Attributes:
-        name: of the data set.
-        kind: what the samples are.
-        samples: all of them.
-        class_names: of the labels.
-        cut: from a seed to the parts. Data sets with official parts give the same for each seed.
-        fingerprint: changes when the data do.
-        summary: how the accuracies of the reported groups become one figure: the `"worst"`, or the
-            `"tenth"` percentile as Amazon-WILDS has it.
-        inputs: changes when the samples do, but not with their labels; empty where unknown.
-        feature_names: of the columns of vectors, where known; `column=value` for a category.
-    """
+    """A data set with groups."""
 
     name: str
-    kind: Literal["image", "text", "vector"]
-    samples: Samples
-    class_names: tuple[str, ...]
-    cut: Callable[[int], Mapping[str, GroupedPart]]
-    fingerprint: str
+    kind: Literal["image", "text", "vector"]  # of the samples
+    samples: Samples  # all of them
+    class_names: tuple[str, ...]  # of the labels
+    cut: Callable[[int], Mapping[str, GroupedPart]]  # from a seed to the parts
+    fingerprint: str  # changes when the data do
+    # How the accuracies of the reported groups become one figure: the worst, or the tenth
+    # percentile as Amazon-WILDS has it.
     summary: Literal["worst", "tenth"] = "worst"
-    inputs: str = ""
-    feature_names: tuple[str, ...] = ()
+    inputs: str = ""  # changes when the samples do, but not with their labels; empty where unknown
+    feature_names: tuple[str, ...] = ()  # of the columns of vectors; `column=value` for a category
 
 
 def part(
@@ -193,33 +137,46 @@ def cut_within_groups(
 
 
 @dataclass(frozen=True, eq=False)
-class WithinGroups:
-    """From a seed to parts: each group is cut by the seed, unless the samples say their part.
+class Cut(abc.ABC):
+    """From a seed to parts."""
 
-    Args:
-        label: of all samples.
-        group: of all samples.
-        group_names: by id.
-        reported: group of each sample where accuracies are reported; the same unless given.
-        reported_names: by id.
-        shares: of training, validation and test data.
-        split: place of each sample in `PARTS`. Where none is for validation, the seed takes a tenth
-            of the training samples of each group.
-        members: which samples are in which group, (N, n), where groups overlap; `group` is then
-            what is cut, see `rarest_group`.
+    label: Tensor  # of all samples
+    group: Tensor  # of all samples
+    group_names: tuple[str, ...]  # by id
+    # Place in `PARTS` of each sample, or of each group where these stay whole; unless given, the
+    # seed draws it.
+    split: Tensor | None = None
+
+    @abc.abstractmethod
+    def __call__(self, seed: int) -> dict[str, GroupedPart]:
+        """The parts."""
+
+
+def _at(
+    place: Tensor, label: Tensor, group: Tensor, group_names: Sequence[str]
+) -> dict[str, GroupedPart]:
+    """The parts, from the place of each sample in `PARTS`; -1 is none."""
+    rows = (torch.nonzero(place == number).squeeze(1) for number in range(len(PARTS)))
+    return {
+        name: part(own, label, group, group_names) for name, own in zip(PARTS, rows, strict=True)
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class WithinGroups(Cut):
+    """Each group is cut by the seed.
+
+    A split without validation samples leaves a tenth of the training samples of each group to them.
     """
 
-    label: Tensor
-    group: Tensor
-    group_names: tuple[str, ...]
-    reported: Tensor | None = None
+    reported: Tensor | None = None  # see `GroupedPart`; the same as `group` unless given
     reported_names: tuple[str, ...] = ()
-    shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    split: Tensor | None = None
+    shares: tuple[float, float, float] = (0.8, 0.1, 0.1)  # of training, validation and test data
+    # Which samples are in which group, (N, n), where groups overlap; `group` is then what is cut,
+    # see `rarest_group`.
     members: Tensor | None = None
 
     def __call__(self, seed: int) -> dict[str, GroupedPart]:
-        """The parts."""
         if self.split is None:
             rows = cut_within_groups(self.group, seed, self.shares)
         else:
@@ -236,63 +193,44 @@ class WithinGroups:
         return {name: part(rows[name], *columns) for name in PARTS}
 
 
-SHARES = (0.6, 0.2)  # of the users with enough samples; the others test
+SHARES = (0.6, 0.2)  # of the groups that stay whole; the others test
+FEWEST = 5  # samples that a user needs to train on
+POOL = 20  # samples that a group of users in validation and test data has at least
 
 
 @dataclass(frozen=True, eq=False)
-class ByUser:
-    """From a seed to parts that share no user.
+class ByUser(Cut):
+    """Groups are users, each in one part alone.
 
-    In training data each user is a group. In validation and test data, users with fewer than
-    `pool` samples are shuffled by the seed and put together, in that order, until they have as many
-    as that; what is left over joins the last pool.
-
-    Args:
-        label: of all samples.
-        user: of all samples.
-        counts: how many samples each user has; they may be more than are kept here.
-        fewest: samples that a user needs to train on.
-        pool: samples that a group of validation and test data has at least.
-        part_of: of each user, a place in `PARTS`. Unless given, the seed shuffles the users with
-            at least `fewest` samples and cuts them 60:20:20; of the others one half goes to
-            validation, the other half to test data.
+    In training data each user with at least `FEWEST` samples is a group. In validation and test
+    data, users with fewer than `POOL` samples are shuffled by the seed and put together, in that
+    order, until they have as many as that; what is left over joins the last pool. Unless there is a
+    split, the seed shuffles the users with at least `FEWEST` samples and cuts them 60:20:20; of the
+    others one half goes to validation, the other half to test data.
     """
 
-    label: Tensor
-    user: Tensor
-    counts: Tensor
-    fewest: int = 5
-    pool: int = 20
-    part_of: Tensor | None = None
+    counts: Tensor = field(kw_only=True)  # samples of each user; may be more than are kept here
 
     def __call__(self, seed: int) -> dict[str, GroupedPart]:
-        """The parts."""
         generator = torch.Generator().manual_seed(seed)
-        part_of = self._drawn(generator) if self.part_of is None else self.part_of
-        part_of = part_of.masked_fill((part_of == TRAIN) & (self.counts < self.fewest), -1)
+        part_of = self._drawn(generator) if self.split is None else self.split
+        part_of = part_of.masked_fill((part_of == TRAIN) & (self.counts < FEWEST), -1)
         group = torch.arange(len(self.counts))
         names = [f"user {number}" for number in range(1, len(self.counts) + 1)]
         for place in (VALIDATION, TEST):
-            small = torch.nonzero((part_of == place) & (self.counts < self.pool)).squeeze(1)
+            small = torch.nonzero((part_of == place) & (self.counts < POOL)).squeeze(1)
             order = small[torch.randperm(len(small), generator=generator)]
             pools = self._pooled(order)
             group[order] = len(names) + pools
             number = int(pools.max()) + 1 if len(pools) else 0
             names += [f"pool {index}" for index in range(1, number + 1)]
-        rows = [torch.nonzero(part_of[self.user] == place).squeeze(1) for place in range(3)]
-        return {
-            name: part(own, self.label, group[self.user], names)
-            for name, own in zip(PARTS, rows, strict=True)
-        }
+        return _at(part_of[self.group], self.label, group[self.group], names)
 
     def _drawn(self, generator: torch.Generator) -> Tensor:
-        enough = self.counts >= self.fewest
+        enough = self.counts >= FEWEST
         many, small = (torch.nonzero(which).squeeze(1) for which in (enough, ~enough))
         many, small = (own[torch.randperm(len(own), generator=generator)] for own in (many, small))
-        first, second = (round(share * len(many)) for share in SHARES)
-        part_of = torch.full((len(self.counts),), TEST)
-        part_of[many[:first]] = TRAIN
-        part_of[many[first : first + second]] = VALIDATION
+        part_of = _places(many, len(self.counts))
         part_of[small[: len(small) // 2]] = VALIDATION
         return part_of
 
@@ -303,46 +241,35 @@ class ByUser:
         for count in self.counts[order].tolist():
             pools.append(number)
             size += count
-            if size >= self.pool:
+            if size >= POOL:
                 number, size = number + 1, 0
         last = max(number - 1, 0)  # the last pool that is large enough
         return torch.tensor([min(pool, last) for pool in pools], dtype=torch.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class WholeGroups:
-    """From a seed to parts that share no group, such as the documents of one query.
+def _places(order: Tensor, number: int) -> Tensor:
+    """Places in `PARTS`: in that order, groups train and validate by `SHARES`; the rest test."""
+    part_of = torch.full((number,), TEST)
+    first, second = (round(share * len(order)) for share in SHARES)
+    part_of[order[:first]], part_of[order[first : first + second]] = TRAIN, VALIDATION
+    return part_of
 
-    Args:
-        label: of all samples.
-        group: of all samples.
-        group_names: by id.
-        part_of: of each group, a place in `PARTS`; unless given, the seed cuts the groups 60:20:20.
-            Where none is for validation, the seed takes a fifth of the training groups.
+
+@dataclass(frozen=True, eq=False)
+class WholeGroups(Cut):
+    """Parts share no group, such as the documents of one query; the seed cuts groups 60:20:20.
+
+    A split without validation groups leaves a fifth of the training groups to them.
     """
 
-    label: Tensor
-    group: Tensor
-    group_names: tuple[str, ...]
-    part_of: Tensor | None = None
-
     def __call__(self, seed: int) -> dict[str, GroupedPart]:
-        """The parts."""
-        order = torch.randperm(len(self.group_names), generator=torch.Generator().manual_seed(seed))
-        if self.part_of is None:
-            part_of = torch.full((len(order),), TEST)
-            first, second = (round(share * len(order)) for share in SHARES)
-            part_of[order[:first]], part_of[order[first : first + second]] = TRAIN, VALIDATION
-        else:
-            part_of = self.part_of.clone()
-            if not (part_of == VALIDATION).any():
-                train = order[part_of[order] == TRAIN]
-                part_of[train[: max(1, round(SHARES[1] * len(train)))]] = VALIDATION
-        rows = [torch.nonzero(part_of[self.group] == place).squeeze(1) for place in range(3)]
-        return {
-            name: part(own, self.label, self.group, self.group_names)
-            for name, own in zip(PARTS, rows, strict=True)
-        }
+        number = len(self.group_names)
+        order = torch.randperm(number, generator=torch.Generator().manual_seed(seed))
+        part_of = _places(order, number) if self.split is None else self.split.clone()
+        if not (part_of == VALIDATION).any():
+            train = order[part_of[order] == TRAIN]
+            part_of[train[: max(1, round(SHARES[1] * len(train)))]] = VALIDATION
+        return _at(part_of[self.group], self.label, self.group, self.group_names)
 
 
 def stratified(cell: np.ndarray, share: float, seed: int) -> np.ndarray:
@@ -375,26 +302,15 @@ TEST_SHARE = 0.2  # of a table without a split column, for fairness
 
 
 @dataclass(frozen=True, eq=False)
-class WithinCells:
-    """From a seed to parts with the same share of each cell 2 group + label; none is empty.
+class WithinCells(Cut):
+    """Parts have the same share of each cell 2 group + label, of groups and labels 0 and 1.
 
-    Args:
-        label: of all samples, 0 or 1.
-        group: of all samples, 0 or 1.
-        group_names: of both.
-        split: place of each sample in `PARTS`; unless given, the seed takes a fifth for tests.
-        validation: share of the training samples that the seed sets aside, where no sample is for
-            validation.
+    Unless there is a split, the seed takes a fifth for tests. None of the parts is empty.
     """
 
-    label: Tensor
-    group: Tensor
-    group_names: tuple[str, ...]
-    split: Tensor | None = None
-    validation: float = 0.2
+    validation: float = 0.2  # share of the training samples, where no sample is for validation
 
     def __call__(self, seed: int) -> dict[str, GroupedPart]:
-        """The parts."""
         cell = (2 * self.group + self.label).numpy()
         if self.split is None:
             place = np.full(len(cell), TRAIN)
@@ -404,15 +320,24 @@ class WithinCells:
         train = np.flatnonzero(place == TRAIN)
         if not (place == VALIDATION).any():
             place[train[stratified(cell[train], self.validation, seed)]] = VALIDATION
-        rows = {name: torch.from_numpy(np.flatnonzero(place == k)) for k, name in enumerate(PARTS)}
-        columns = self.label, self.group, self.group_names
-        return {name: part(own, *columns) for name, own in rows.items() if len(own)}
+        parts = _at(torch.from_numpy(place), self.label, self.group, self.group_names)
+        return {name: own for name, own in parts.items() if len(own)}
+
+
+def _first_of_each(group: Tensor, most: Callable[[Tensor], Tensor]) -> Tensor:
+    """Rows, in increasing order, of as many samples of a group as `most` says of its size.
+
+    They are drawn by one fixed shuffle.
+    """
+    shuffled = torch.randperm(len(group), generator=torch.Generator().manual_seed(0))
+    order = shuffled[torch.argsort(group[shuffled], stable=True)]
+    _, sizes = torch.unique(group, return_counts=True)
+    place = torch.arange(len(group)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    return order[place < most(sizes).repeat_interleave(sizes)].sort().values
 
 
 def sampled(group: Tensor, number: int) -> Tensor:
-    """About `number` rows, of each group its share, drawn by one fixed shuffle; 0 keeps all.
-
-    The rows come in increasing order; a group keeps three rows at least.
+    """About `number` rows, of each group its share but at least three; 0 keeps all.
 
     Example:
         >>> len(sampled(torch.tensor([0] * 80 + [1] * 20), number=50))
@@ -422,33 +347,88 @@ def sampled(group: Tensor, number: int) -> Tensor:
         raise ValueError(f"`keep` must be 0 (all) or a number of rows but is: {number}.")
     if number == 0 or number >= len(group):
         return torch.arange(len(group))
-    shuffled = torch.randperm(len(group), generator=torch.Generator().manual_seed(0))
-    order = shuffled[torch.argsort(group[shuffled], stable=True)]
-    _, sizes = torch.unique(group, return_counts=True)
-    wanted = [max(3, round(size * number / len(group))) for size in sizes.tolist()]
-    own = zip(order.split(sizes.tolist()), wanted, strict=True)
-    return torch.cat([rows[:most] for rows, most in own]).sort().values
+    return _first_of_each(
+        group, lambda sizes: (sizes.double() * number / len(group)).round().clamp(min=3)
+    )
 
 
 def kept(group: Tensor, limit: int) -> Tensor:
-    """Rows of at most `limit` samples of each group, drawn by one fixed shuffle; 0 keeps all.
-
-    The rows come in increasing order; no group is lost.
+    """Rows of at most `limit` samples of each group, a larger limit adds some; 0 keeps all.
 
     Example:
         >>> len(kept(torch.tensor([0] * 10 + [1] * 4), limit=5))
         9
     """
-    if 0 < limit < 3 or limit < 0:
+    if limit < 3 and limit != 0:
         raise ValueError(
             f"`limit` must be 0 (all) or at least 3 but is: {limit} (every group needs a sample "
             "for each of the three parts)."
         )
-    rows = torch.arange(len(group))
-    if limit == 0:
-        return rows
-    shuffled = torch.randperm(len(group), generator=torch.Generator().manual_seed(0))
-    order = shuffled[torch.argsort(group[shuffled], stable=True)]
-    _, sizes = torch.unique(group, return_counts=True)
-    starts = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    return order[rows - starts < limit].sort().values
+    return _first_of_each(group, lambda sizes: sizes if limit == 0 else sizes.clamp(max=limit))
+
+
+# --- A binary label and two groups as arrays -----------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows of a data set."""
+
+    features: np.ndarray  # (n, d)
+    label: np.ndarray  # (n,) of 0 and 1, int64
+    group: np.ndarray  # (n,) of 0 and 1, int64
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+@dataclass(frozen=True, eq=False)
+class FairnessData:
+    """A data set with one binary label and two groups, split by a seed."""
+
+    train: Part
+    validation: Part | None  # None when no share was set aside
+    test: Part
+    feature_names: tuple[str, ...]  # one for each column; `column=value` for a category
+    group_names: tuple[str, str]  # of group 0 and of group 1
+    fingerprint: str  # of all the arrays
+
+    def parts(self) -> dict[str, Part]:
+        """The parts that there are, by name."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: part for name, part in named.items() if part is not None}
+
+
+def arrays(data: GroupedData, seed: int) -> FairnessData:
+    r"""The parts of a seed, with features standardised by the training rows.
+
+    .. math::
+        x_j \mapsto \frac{x_j - \mu_j}{\sigma_j}, \qquad \sigma_j = 1 \text{ for a constant column}
+
+    A category that test rows alone have is left out.
+    """
+    assert isinstance(data.samples, Vectors)
+    values, cut = data.samples.values.numpy(), data.cut(seed)
+    seen = np.concatenate([own.rows.numpy() for name, own in cut.items() if name != "test"])
+    there = (values[seen] != 0).any(axis=0)
+    columns = [k for k, name in enumerate(data.feature_names) if there[k] or "=" not in name]
+    values = values if len(columns) == values.shape[1] else values[:, columns]
+    train = values[cut["train"].rows.numpy()]
+    # Not `deviation > 0`: a rounded mean leaves a constant column with about 1e-17.
+    constant, mean = (train == train[:1]).all(axis=0), train.mean(axis=0)
+    deviation = np.where(constant, 1.0, train.std(axis=0))
+    parts = {
+        name: Part(
+            ((values[own.rows.numpy()] - mean) / deviation).astype(np.float32),
+            own.label.numpy(),
+            own.group.numpy(),
+        )
+        for name, own in cut.items()
+    }
+    every = [array for part in parts.values() for array in (part.features, part.label, part.group)]
+    mark = digest(*(part for array in every for part in (array.shape, array.tobytes())))
+    names, (first, second) = data.feature_names, cut["train"].group_names
+    return FairnessData(
+        parts["train"], parts.get("validation"), parts["test"],
+        tuple(names[k] for k in columns), (first, second), mark,
+    )  # fmt: skip

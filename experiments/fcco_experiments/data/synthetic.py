@@ -1,25 +1,29 @@
-"""Generated data sets: no file, no network, a known answer."""
+"""Generated data sets: no file, no network, a known answer.
+
+In all, `seed` draws the values (the parts have a seed of their own), `limit` is how many vectors of
+each group are kept, and `keep` about how many of all, of each class or query its share; 0 keeps
+all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from .arrays import FairnessData, arrays
 from .grouped import (
     TEST,
     TRAIN,
     GroupedData,
-    Vectors,
     WholeGroups,
     WithinCells,
     WithinGroups,
     kept,
     sampled,
 )
+from .samples import Vectors
 from .sources import digest
 
 SIGNAL, PROXY = 1.6, 3.0  # how far the means of the labels, and of the groups, are apart
@@ -48,9 +52,9 @@ def two_groups_synthetic(
     at the first half alone is exactly fair and has the AUC :math:`\Phi(1.6/\sqrt2) = 0.87`.
 
     Example:
-        >>> data = synthetic(rows=500, test_rows=100)
-        >>> len(data.train), len(data.test), data.train.features.shape[1]
-        (400, 100, 8)
+        >>> data = two_groups_synthetic(rows=500, test_rows=100)
+        >>> [len(part) for part in data.cut(0).values()]
+        [400, 100, 100]
     """
     tells_label = (features + 1) // 2
     tells_group = features - tells_label
@@ -77,28 +81,48 @@ def two_groups_synthetic(
     )  # fmt: skip
 
 
-def synthetic(
-    rows: int = 4000, test_rows: int = 2000, *, seed: int = 0, **options: Any
-) -> FairnessData:
-    """`two_groups_synthetic` as arrays; the seed draws and splits."""
-    return arrays(two_groups_synthetic(rows, test_rows, seed=seed, **options), seed)
+SMALLEST = 10  # rows of a group
+
+
+def _in_groups(groups: int, rows: int) -> np.ndarray:
+    """The group of each row: each has three quarters of the rows that the one before it has."""
+    if groups < 2 or rows < SMALLEST * groups:
+        raise ValueError(
+            f"There must be 2 groups with {SMALLEST} rows each but are: {groups}, {rows}."
+        )
+    share = 0.75 ** np.arange(groups)
+    sizes = SMALLEST + np.floor((rows - SMALLEST * groups) * share / share.sum()).astype(int)
+    sizes[0] += rows - sizes.sum()
+    return np.repeat(np.arange(groups), sizes)
+
+
+def _vectors(
+    name: str,
+    table: np.ndarray,
+    rows: Tensor,
+    classes: tuple[tuple[str, ...], np.ndarray],
+    groups: tuple[tuple[str, ...], np.ndarray],
+    *facts: object,
+    cut: type[WithinGroups | WholeGroups] = WithinGroups,
+) -> GroupedData:
+    """Some rows of a table; classes and groups come with their names, facts tell it from others."""
+    label, group = (torch.from_numpy(own)[rows] for _, own in (classes, groups))
+    table = table.astype(np.float32)
+    return GroupedData(
+        name, "vector", Vectors(torch.from_numpy(table)[rows]), classes[0],
+        cut(label, group, groups[0]), digest(name, *facts, table.tobytes()),
+    )  # fmt: skip
 
 
 def grouped_synthetic(
-    groups: int = 12,
-    *,
-    rows: int = 3000,
-    features: int = 8,
-    classes: int = 2,
-    seed: int = 0,
-    limit: int = 0,
+    groups: int = 12, *, rows: int = 3000, seed: int = 0, limit: int = 0
 ) -> GroupedData:
     r"""Vectors whose labels follow one rule in the large groups and another in the small ones.
 
     .. math::
-        n_i \propto 0.75^{\,i}, \qquad x \sim \mathcal N(\mu_i, I), \qquad
-        y = \arg\max_k\, \langle (1 - t_i) a_k + t_i b_k,\, x - \mu_i\rangle + \varepsilon_k, \qquad
-        t_i = \tfrac{i}{n - 1},\ i = 0, \dots, n - 1
+        n_i \propto 0.75^{\,i}, \qquad x \sim \mathcal N(\mu_i, I_8), \qquad
+        y = \arg\max_{k \le 2}\, \langle (1 - t_i) a_k + t_i b_k,\, x - \mu_i\rangle
+        + \varepsilon_k, \qquad t_i = \tfrac{i}{n - 1},\ i = 0, \dots, n - 1
 
     So a model that fits the average fits the first groups and fails the last ones, and the worst
     groups can only become better at the cost of the others. Noise :math:`\varepsilon` makes every
@@ -107,61 +131,38 @@ def grouped_synthetic(
     Args:
         groups: :math:`n`.
         rows: of all groups, at least 10 for each.
-        features: length of the vectors.
-        classes: of the labels.
-        seed: of all values; the cut has its own.
-        limit: vectors of each group that are kept; 0 keeps all.
 
     Example:
         >>> data = grouped_synthetic(groups=3, rows=300)
         >>> data.kind, len(data.samples), data.cut(0)["train"].group_names
         ('vector', 300, ('group 1', 'group 2', 'group 3'))
     """
-    if groups < 2 or rows < 10 * groups:
-        raise ValueError(f"There must be 2 groups with 10 rows each but are: {groups}, {rows}.")
-    random = np.random.default_rng(seed)
-    share = 0.75 ** np.arange(groups)
-    sizes = 10 + np.floor((rows - 10 * groups) * share / share.sum()).astype(int)
-    sizes[0] += rows - sizes.sum()
-    group = np.repeat(np.arange(groups), sizes)
+    features, classes, random = 8, ("class 0", "class 1"), np.random.default_rng(seed)
+    group = _in_groups(groups, rows)
     means = random.standard_normal((groups, features))
-    rules = random.standard_normal((2, classes, features)) * 3 / features**0.5
-    noise = random.standard_normal((rows, classes)) * 0.5
+    rules = random.standard_normal((2, len(classes), features)) * 3 / features**0.5
+    noise = random.standard_normal((rows, len(classes))) * 0.5
     inner = random.standard_normal((rows, features))
     other = (group / (groups - 1))[:, None]
     scores = (1 - other) * (inner @ rules[0].T) + other * (inner @ rules[1].T) + noise
-    label = torch.from_numpy(scores.argmax(1))
-    table = torch.from_numpy((inner + means[group]).astype(np.float32))
-    own = kept(torch.from_numpy(group), limit)
-    return GroupedData(
-        name="grouped-synthetic",
-        kind="vector",
-        samples=Vectors(table[own]),
-        class_names=tuple(f"class {number}" for number in range(classes)),
-        cut=WithinGroups(
-            label[own],
-            torch.from_numpy(group)[own],
-            tuple(f"group {number}" for number in range(1, groups + 1)),
-        ),
-        fingerprint=digest("grouped-synthetic", classes, limit, table.numpy().tobytes()),
-    )
-
-
-SMALLEST = 10
+    names = tuple(f"group {number}" for number in range(1, groups + 1))
+    return _vectors(
+        "grouped-synthetic", inner + means[group], kept(torch.from_numpy(group), limit),
+        (classes, scores.argmax(1)), (names, group), len(classes), limit,
+    )  # fmt: skip
 
 
 def scenes_synthetic(
     samples: int = 2000,
     *,
     classes: Sequence[str] = ("clear", "cloudy", "rainy", "snowy", "foggy"),
-    dim: int = 32,
     seed: int = 0,
     limit: int = 0,
 ) -> GroupedData:
     r"""Vectors in classes of unequal size; the last class lies among those before it.
 
     .. math::
-        n_k \propto 0.75^{\,k}, \qquad x \sim \mathcal N(\mu_k, I), \qquad
+        n_k \propto 0.75^{\,k}, \qquad x \sim \mathcal N(\mu_k, I_{32}), \qquad
         \mu_k = 3 e_k \ (k < K), \qquad
         \mu_K = 1.5\, (e_{K-1} + e_{K-2}) + 1.5\, e_K
 
@@ -171,93 +172,59 @@ def scenes_synthetic(
 
     Args:
         samples: of all classes, at least 10 for each.
-        classes: names of the :math:`K` classes, which are the groups too; the last is the new one.
-        dim: length of the vectors, at least :math:`K`.
-        seed: of all values; the cut has its own.
-        limit: vectors of each class that are kept; 0 keeps all.
+        classes: names of the :math:`K \le 32` classes, which are the groups too; the last is new.
 
     Example:
         >>> data = scenes_synthetic(300)
         >>> data.kind, len(data.samples), data.cut(0)["train"].group_names[-1]
         ('vector', 300, 'foggy')
     """
-    names, count = tuple(classes), len(classes)
-    if count < 2 or dim < count or samples < SMALLEST * count:
-        raise ValueError(
-            f"There must be 2 classes, {SMALLEST} samples of each and at least as many dimensions, "
-            f"but there are {count} classes, {samples} samples and {dim} dimensions."
-        )
-    random = np.random.default_rng(seed)
-    share = 0.75 ** np.arange(count)
-    sizes = SMALLEST + np.floor((samples - SMALLEST * count) * share / share.sum()).astype(int)
-    sizes[0] += samples - sizes.sum()
-    group = np.repeat(np.arange(count), sizes)
+    dim, random = 32, np.random.default_rng(seed)
+    names, count, group = tuple(classes), len(classes), _in_groups(len(classes), samples)
     basis = np.linalg.qr(random.standard_normal((dim, dim)))[0].T[:count]
     means = 3.0 * basis
     means[-1] = 1.5 * basis[-1] + 1.5 * basis[max(0, count - 3) : count - 1].sum(0)
-    table = (means[group] + random.standard_normal((samples, dim))).astype(np.float32)
-    label = torch.from_numpy(group)
-    own = kept(label, limit)
-    return GroupedData(
-        name="scenes-synthetic",
-        kind="vector",
-        samples=Vectors(torch.from_numpy(table)[own]),
-        class_names=names,
-        cut=WithinGroups(label[own], label[own], names),
-        fingerprint=digest("scenes-synthetic", *names, seed, limit, table.tobytes()),
-    )
+    return _vectors(
+        "scenes-synthetic", means[group] + random.standard_normal((samples, dim)),
+        kept(torch.from_numpy(group), limit), (names, group), (names, group), *names, seed, limit,
+    )  # fmt: skip
 
 
-def rare_synthetic(
-    rows: int = 4000, *, features: int = 16, share: float = 0.05, seed: int = 0, keep: int = 0
-) -> GroupedData:
+def rare_synthetic(rows: int = 4000, *, seed: int = 0, keep: int = 0) -> GroupedData:
     r"""Vectors of which few are positives, of two kinds: most are easy to tell, some are not.
 
     .. math::
-        x \mid y = 0 \sim \mathcal N(0, I), \qquad
+        x \mid y = 0 \sim \mathcal N(0, I_{16}), \qquad
         x \mid y = 1 \sim \tfrac34 \mathcal N(3 e_1, I) + \tfrac14 \mathcal N(1.5\, e_2, I)
 
-    with :math:`e_1, e_2` orthonormal and random.
-
-    Args:
-        rows: of all samples.
-        features: length of the vectors.
-        share: of positives.
-        seed: of all values; the cut has its own.
-        keep: about so many vectors, of each class its share; 0 keeps all.
+    with :math:`e_1, e_2` orthonormal and random; one row in twenty is positive.
 
     Example:
         >>> data = rare_synthetic(rows=1000)
         >>> data.class_names, int(data.cut(0)["train"].label.sum())
         (('negative', 'positive'), 40)
     """
-    random = np.random.default_rng(seed)
+    features, share, random = 16, 0.05, np.random.default_rng(seed)
     positives = round(share * rows)
-    label = np.arange(rows) < positives
+    label = (np.arange(rows) < positives).astype(np.int64)
     hard = np.arange(rows) < positives // 4
     basis = np.linalg.qr(random.standard_normal((features, 2)))[0].T
     shift = np.where(hard[:, None], 1.5 * basis[1], 3.0 * basis[0]) * label[:, None]
-    table = (shift + random.standard_normal((rows, features))).astype(np.float32)
-    classes = torch.from_numpy(label.astype(np.int64))
-    own = sampled(classes, keep)
-    return GroupedData(
-        name="rare-synthetic",
-        kind="vector",
-        samples=Vectors(torch.from_numpy(table)[own]),
-        class_names=("negative", "positive"),
-        cut=WithinGroups(classes[own], classes[own], ("negative", "positive")),
-        fingerprint=digest("rare-synthetic", share, keep, table.tobytes()),
-    )
+    classes = ("negative", "positive"), label
+    return _vectors(
+        "rare-synthetic", shift + random.standard_normal((rows, features)),
+        sampled(torch.from_numpy(label), keep), classes, classes, share, keep,
+    )  # fmt: skip
 
 
 def lists_synthetic(
-    queries: int = 150, *, rows: int = 20, features: int = 16, seed: int = 0, keep: int = 0
+    queries: int = 150, *, rows: int = 20, seed: int = 0, keep: int = 0
 ) -> GroupedData:
     r"""Rows of queries with relevance 0 to 4, which depends on features and on the query.
 
     .. math::
         r = \text{place of } \langle a, x\rangle + b_q + \varepsilon \text{ among the limits } 0,
-        1, 2, 3, \qquad x \sim \mathcal N(0, I),\ b_q \sim \mathcal N(0, 1),\
+        1, 2, 3, \qquad x \sim \mathcal N(0, I_{16}),\ b_q \sim \mathcal N(0, 1),\
         \varepsilon \sim \mathcal N(0, \tfrac14)
 
     The shift :math:`b_q` of a query is one of its features plus noise: it says nothing about the
@@ -266,33 +233,22 @@ def lists_synthetic(
     Args:
         queries: number of lists.
         rows: of each list.
-        features: length of the vectors.
-        seed: of all values; the cut has its own.
-        keep: about so many rows, of each query its share; 0 keeps all.
 
     Example:
         >>> data = lists_synthetic(queries=10)
         >>> data.class_names, len(data.cut(0)["train"].group_names)
         (('0', '1', '2', '3', '4'), 6)
     """
-    random = np.random.default_rng(seed)
+    features, random = 16, np.random.default_rng(seed)
     query = np.repeat(np.arange(queries), rows)
     table = random.standard_normal((len(query), features))
     shift = random.standard_normal(queries)[query]
     rule = random.standard_normal(features) / features**0.5
     score = table @ rule + shift + 0.5 * random.standard_normal(len(query))
     table[:, 0] = shift + 0.3 * random.standard_normal(len(query))
-    relevance = torch.from_numpy(np.searchsorted(np.arange(4.0), score))
-    group = torch.from_numpy(query)
-    own = sampled(group, keep)
-    values = table.astype(np.float32)
-    return GroupedData(
-        name="lists-synthetic",
-        kind="vector",
-        samples=Vectors(torch.from_numpy(values)[own]),
-        class_names=("0", "1", "2", "3", "4"),
-        cut=WholeGroups(
-            relevance[own], group[own], tuple(f"query {number + 1}" for number in range(queries))
-        ),
-        fingerprint=digest("lists-synthetic", keep, values.tobytes()),
-    )
+    names = tuple(f"query {number + 1}" for number in range(queries))
+    return _vectors(
+        "lists-synthetic", table, sampled(torch.from_numpy(query), keep),
+        (("0", "1", "2", "3", "4"), np.searchsorted(np.arange(4.0), score)), (names, query),
+        keep, cut=WholeGroups,
+    )  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,21 +23,17 @@ from .grouped import (
     TRAIN,
     VALIDATION,
     ByUser,
+    Cut,
     GroupedData,
-    Samples,
-    Texts,
-    Vectors,
     WholeGroups,
     WithinCells,
     WithinGroups,
-    cut_within_groups,
     kept,
     rarest_group,
     sampled,
 )
-from .images import distinct_rows, image_samples, opened
-from .sources import WrongData, digest, few, leads_out, members
-from .sources import opened as unpacked
+from .samples import Samples, Vectors, distinct_rows, image_samples, opened_image, source_of
+from .sources import WrongData, digest, few, members, opened
 
 TABLES = (".csv", ".tsv", ".parquet")
 SPLITS = {
@@ -57,18 +53,12 @@ Values = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text, and what their images are read from.
+    """Rows of text, and what their images are read from."""
 
-    Args:
-        where: the file, for errors.
-        frame: every cell is text, or missing.
-        files: folder of the images, or contents by path.
-        size: height and width that images are given; unless given, all must be alike.
-    """
-
-    where: str
-    frame: Frame
-    files: Path | Mapping[str, bytes] | None = None
+    where: str  # the file, for errors
+    frame: Frame  # every cell is text, or missing
+    files: Path | Mapping[str, bytes] | None = None  # folder of the images, or contents by path
+    # Height and width that images are given; unless given, all must be alike.
     size: tuple[int, int] | None = None
 
 
@@ -98,42 +88,33 @@ def read_table(
             files = members(str(files), files.read_bytes())
         elif not files.is_dir():
             raise WrongData(f"`files`: there is no folder or archive {files}.")
-    frame = read_frame(place, str(place))
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the first cells for names of rows
-        raise WrongData(f"{place}: the rows have more cells than the header.")
-    return Table(str(place), frame, files, size)
+    if place.name.lower().removesuffix(".gz").endswith(".parquet"):
+        try:
+            frame = pd.read_parquet(place).reset_index(drop=True).rename(columns=str)
+        except (ImportError, ValueError, OSError) as error:
+            raise WrongData(f"{place}: {error} Or write the table as csv.") from error
+        frame = frame.astype(object).where(frame.notna(), "").map(str).replace("", None)
+        return Table(str(place), frame, files, size)
+    # The header is read as a row, or pandas would number repeated names and take the first cells of
+    # rows that are too long for the names of rows.
+    rows = read_frame(place, str(place), sep=_separator(place), header=None)
+    names, frame = rows.iloc[0].fillna(""), rows.iloc[1:].reset_index(drop=True)
+    twice = names[names.duplicated() & (names != "")]
+    if len(twice):
+        raise WrongData(f"{place} has several columns of one name: {', '.join(twice)}.")
+    frame.columns = [name or f"Unnamed: {number}" for number, name in enumerate(names)]
+    # A first column without a name holds the names of rows that R and pandas write.
+    return Table(str(place), frame if names[0] else frame.iloc[:, 1:], files, size)
 
 
 def read_frame(source: Any, where: str, **options: Any) -> Frame:
-    """The cells of a file as text: nothing is guessed, `007` and `NA` stay what they are.
+    """The cells of a text table as text: nothing is guessed, `007` and `NA` stay what they are.
 
-    Args:
-        source: path or stream.
-        where: the file, for errors; its name says what it is.
-        options: of `pandas.read_csv`.
+    `options` are those of `pandas.read_csv`, `where` is the file for errors.
     """
+    settings = {"dtype": str, "keep_default_na": False, "na_values": [""]}
     try:
-        if where.lower().removesuffix(".gz").endswith(".parquet"):
-            frame = pd.read_parquet(source).reset_index(drop=True).rename(columns=str)
-            return frame.astype(object).where(frame.notna(), "").map(str).replace("", None)
-        settings = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig", **options}
-        if not isinstance(source, Path):
-            return pd.read_csv(source, na_values=[""], **settings)
-        settings.setdefault("sep", _separator(source))
-        with unpacked(source) as stream:
-            names = pd.read_csv(stream, **settings | {"header": None, "nrows": 1, "usecols": None})
-        twice = names.loc[0][names.loc[0].duplicated() & (names.loc[0] != "")]
-        if len(twice):
-            raise WrongData(f"{where} has several columns of one name: {', '.join(twice)}.")
-        with unpacked(source) as stream:
-            frame = pd.read_csv(stream, na_values=[""], **settings)
-        if names.loc[0, 0] == "" and frame.columns[0] == "Unnamed: 0":  # R's and pandas' row names
-            frame = frame.iloc[:, 1:]
-        return frame
-    except WrongData:
-        raise
-    except ImportError as error:
-        raise WrongData(f"{where}: {error} Or write the table as csv.") from error
+        return pd.read_csv(source, encoding="utf-8-sig", **settings, **options)
     except (ValueError, OSError, EOFError) as error:  # pandas' own errors are ValueErrors
         raise WrongData(f"{where} cannot be read as a table: {str(error).strip()}.") from error
 
@@ -146,8 +127,11 @@ def _separator(path: Path) -> str:
     """
     if path.name.lower().removesuffix(".gz").endswith(".tsv"):
         return "\t"
-    with unpacked(path) as stream:
-        start = stream.read(1 << 20).decode(errors="replace")
+    try:
+        with opened(path) as stream:
+            start = stream.read(1 << 20).decode(errors="replace")
+    except (OSError, EOFError) as error:
+        raise WrongData(f"{path} cannot be read as a table: {error}.") from error
     lines = [line for line in re.sub('"[^"]*"', "", start).splitlines() if line.strip()][:6]
 
     def fits(separator: str) -> tuple[bool, int]:
@@ -183,30 +167,46 @@ def _number(table: Table, places: np.ndarray) -> int:
     return int(table.frame.index[places[0]]) + 1
 
 
-def numbers_in(table: Table, role: str, name: str, constant: bool = False) -> np.ndarray:
-    """The cells of a column as float64; all must be finite numbers.
+def _wrong(table: Table, role: str, name: str, cells: Frame, places: np.ndarray, why: str) -> Any:
+    """What to raise for some cells, with the first of them."""
+    cell = cells.fillna("an empty cell").iloc[places[0]]
+    return WrongData(
+        f"`{role}`: data row {_number(table, places)} of {table.where} has {name} = {cell}; {why}."
+    )
 
-    Args:
-        table: with the column.
-        role: what it is used as, for errors.
-        name: of the column.
-        constant: whether all may be the same.
-    """
-    cells = _column(table, role, name)
+
+def _one_of(table: Table, role: str, name: str, cells: Frame, known: Collection[str]) -> None:
+    """Refuse a column with other cells than those."""
+    wrong = np.flatnonzero(~cells.isin(list(known)))
+    if len(wrong):
+        why = f"it must be one of {', '.join(known)}"
+        raise _wrong(table, role, name, cells, wrong, why)
+
+
+def _parsed(cells: Frame) -> tuple[np.ndarray, np.ndarray]:
+    """The cells as float64, and the places of those that are no finite numbers."""
     parsed: Frame = pd.to_numeric(cells, errors="coerce")
     values = parsed.to_numpy(np.float64)
-    bad = np.flatnonzero(~np.isfinite(values))
+    return values, np.flatnonzero(~np.isfinite(values))
+
+
+def numbers_in(table: Table, role: str, name: str) -> np.ndarray:
+    """The cells of a column as float64; all must be finite numbers."""
+    cells = _column(table, role, name)
+    values, bad = _parsed(cells)
     if len(bad):
-        raise WrongData(
-            f"`{role}`: the column `{name}` of {table.where} must hold finite numbers, but data "
-            f"row {_number(table, bad)} has {cells.iloc[bad[0]]}."
-        )
-    if not constant and len(values) > 1 and (values == values[0]).all():
-        raise WrongData(
-            f"`{role}`: the column `{name}` of {table.where} is {values[0]:g} in all rows: there "
-            "is nothing to compare."
-        )
+        raise _wrong(table, role, name, cells, bad, "it must be a finite number")
     return values
+
+
+def plain_cells(table: Table, role: str, name: str) -> Frame:
+    """The cells of a column as texts.
+
+    Whole numbers lose the `.0` that pandas writes where a column once had an empty cell.
+    """
+    cells = _column(table, role, name)
+    whole = cells.str.fullmatch(r"-?\d+\.0+").all()
+    return cells.str.replace(r"\.0+$", "", regex=True) if whole else cells
 
 
 def coded(
@@ -223,35 +223,18 @@ def coded(
     """
     column, equals, value = name.partition("=")
     if name in table.frame or not equals:
-        cells = _plain(_column(table, role, name))
+        cells = plain_cells(table, role, name)
     else:
-        own = _plain(_column(table, role, column)) == value
+        own = plain_cells(table, role, column) == value
         if not own.any():
             raise WrongData(f"`{role}`: no row of {table.where} has {column} = {value}.")
         cells = own.map({True: value, False: f"not {value}"})
         values = values or {f"not {value}": f"not {value}", value: value}
     if values is None:
         values = {value: value for value in sorted(cells.unique(), key=_natural)}
+    _one_of(table, role, name, cells, values)
     codes = cells.map({value: code for code, value in enumerate(values)})
-    codes = codes.fillna(-1).to_numpy(np.int64)
-    if (codes < 0).any():
-        wrong = np.flatnonzero(codes < 0)
-        raise WrongData(
-            f"`{role}`: data row {_number(table, wrong)} of {table.where} has {name} = "
-            f"{cells.iloc[wrong[0]]}; it must be one of {', '.join(values)}."
-        )
-    return codes, tuple(values.values())
-
-
-def plain_cells(table: Table, role: str, name: str) -> Frame:
-    """The cells of a column as texts."""
-    return _plain(_column(table, role, name))
-
-
-def _plain(cells: Frame) -> Frame:
-    """Whole numbers without `.0`, which pandas writes where a column once had an empty cell."""
-    whole = cells.str.fullmatch(r"-?\d+\.0+").all()
-    return cells.str.replace(r"\.0+$", "", regex=True) if whole else cells
+    return codes.to_numpy(np.int64), tuple(values.values())
 
 
 def _natural(value: str) -> tuple[int, float, tuple[str | int, ...]]:
@@ -278,64 +261,40 @@ def crossed(
 
 
 def memberships(table: Table, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which rows are in which group, (rows, groups), and the names of the groups.
-
-    Args:
-        table: with the columns.
-        names: see `Columns.overlapping`.
-    """
+    """Which rows are in which group, (rows, groups), and their names; see `Columns.overlapping`."""
     names = _matches(table, "overlapping", names)
-    if len(names) == 1 and names[0] in table.frame:
-        return _listed(table, names[0])
-    found = np.stack([_member(table, name) for name in names], axis=1)
-    empty = np.flatnonzero(~found.any(axis=0))
-    if len(empty) or len(names) < 2:
-        what = f"no row is in {names[empty[0]]}" if len(empty) else f"{names[0]} is one group alone"
-        raise WrongData(f"`overlapping`: {what} in {table.where}; there must be two groups.")
-    return found, tuple(names)
+    if len(names) > 1 or names[0] not in table.frame:
+        return np.stack([_member(table, name) for name in names], axis=1), tuple(names)
+    cells = table.frame[names[0]].fillna("")  # a row without a group
+    rows = [{word.strip() for word in cell.split("|")} - {""} for cell in cells]
+    if all(len(row) < 2 for row in rows):
+        raise WrongData(
+            f"`overlapping`: no cell of the column `{names[0]}` of {table.where} has two groups, "
+            "as in `a|b`. Name several columns of 0 and 1, or use --group for one group a row."
+        )
+    words = sorted(set().union(*rows), key=_natural)
+    return np.array([[group in row for group in words] for row in rows]), tuple(words)
 
 
 def _member(table: Table, name: str) -> np.ndarray:
     """Which rows are in a group, from a column of 0 and 1 or from `COLUMN=VALUE`."""
     if name not in table.frame and "=" in name:
         return coded(table, "overlapping", name)[0] == 1
-    cells = _plain(_column(table, "overlapping", name)).str.lower()
-    wrong = np.flatnonzero(~cells.isin((*TRUE, *FALSE)))
-    if len(wrong):
-        raise WrongData(
-            f"`overlapping`: data row {_number(table, wrong)} of {table.where} has {name} = "
-            f"{cells.iloc[wrong[0]]}; it must be one of {', '.join((*TRUE, *FALSE))}. "
-            f"`{name}=VALUE` is the group of the rows with that value."
-        )
-    return cells.isin(TRUE).to_numpy()
-
-
-def _listed(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The groups of a column of lists; an empty cell is a row without a group."""
-    cells = table.frame[name].fillna("")
-    rows = [{word.strip() for word in cell.split("|")} - {""} for cell in cells]
-    if all(len(row) < 2 for row in rows):
-        raise WrongData(
-            f"`overlapping`: no cell of the column `{name}` of {table.where} has two groups, as "
-            "in `a|b`. Name several columns of 0 and 1, or use --group for one group a row."
-        )
-    names = sorted(set().union(*rows), key=_natural)
-    return np.array([[group in row for group in names] for row in rows]), tuple(names)
+    cells = plain_cells(table, "overlapping", name).str.lower()
+    _one_of(table, "overlapping", name, cells, (*TRUE, *FALSE))
+    found = cells.isin(TRUE).to_numpy()
+    if not found.any():
+        raise WrongData(f"`overlapping`: no row of {table.where} is in {name}.")
+    return found
 
 
 def _split(table: Table, name: str) -> np.ndarray | None:
     """The place of each row in `PARTS`."""
     if not name:
         return None
-    cells = _plain(_column(table, "split", name)).str.lower()
-    split = cells.map(SPLITS)
-    if split.isna().any():
-        wrong = np.flatnonzero(split.isna())
-        raise WrongData(
-            f"`split`: data row {_number(table, wrong)} of {table.where} has {name} = "
-            f"{cells.iloc[wrong[0]]}; it must be one of {', '.join(SPLITS)}."
-        )
-    codes = split.to_numpy(np.int64)
+    cells = plain_cells(table, "split", name).str.lower()
+    _one_of(table, "split", name, cells, SPLITS)
+    codes = cells.map(SPLITS).to_numpy(np.int64)
     for place in (TRAIN, TEST):
         if not (codes == place).any():
             raise WrongData(f"`split`: no row of {table.where} has {name} = {PARTS[place]}.")
@@ -343,39 +302,31 @@ def _split(table: Table, name: str) -> np.ndarray | None:
 
 
 def encoded(
-    table: Table, names: Sequence[str], fit: np.ndarray
+    table: Table, columns: Columns, split: np.ndarray | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Float64 features (n, d) and their names: numbers, then 0 and 1 for each category.
 
-    Args:
-        table: with the columns.
-        names: of columns; a column whose cells are all numbers is one feature.
-        fit: rows whose categories get a feature; others have zeros there. An empty cell is a
-            category of its own, but not a number.
+    A column whose cells are all numbers is one feature. An empty cell is a category of its own, but
+    not a number. Categories that no row has to train on get no feature.
     """
+    fit = np.full(len(table.frame), True) if split is None else split == TRAIN
+    names = _matches(table, "features", columns.features) or _without_role(table, columns)
+    if not names:
+        raise WrongData(f"`features`: {table.where} has no column that is left for features.")
     found: dict[str, np.ndarray] = {}
     categories: dict[str, np.ndarray] = {}
     for name in names:
         cells = table.frame[name]
-        parsed: Frame = pd.to_numeric(cells, errors="coerce")
-        numbers = parsed.to_numpy(np.float64)
-        bad = np.flatnonzero(~np.isfinite(numbers))
+        numbers, bad = _parsed(cells)
         if not len(bad):
             found[name] = numbers
             if len(large := np.flatnonzero(np.abs(numbers) > LARGEST)):
-                raise WrongData(
-                    f"`features`: the column `{name}` of {table.where} in data row "
-                    f"{_number(table, large)} has {cells.iloc[large[0]]}; up to {LARGEST:.2g} is "
-                    "read (float32). Divide the column, or leave it out by --features."
-                )
+                why = f"up to {LARGEST:.2g} is read (float32). Divide the column, or leave it out"
+                raise _wrong(table, "features", name, cells, large, why)
             continue
         if 2 * len(bad) < len(numbers):
-            cell = cells.fillna("an empty cell").iloc[bad[0]]
-            raise WrongData(
-                f"`features`: the column `{name}` of {table.where} has numbers, but data row "
-                f"{_number(table, bad)} has {cell}. Write a number "
-                "there, leave the row out, or choose columns by --features."
-            )
+            why = "most are numbers. Write one, leave the row out, or choose columns by --features"
+            raise _wrong(table, "features", name, cells, bad, why)
         cells = cells.fillna("")
         values = sorted(set(cells[fit]))
         if len(values) > MOST_CATEGORIES:
@@ -390,19 +341,12 @@ def encoded(
     return np.stack(list(found.values()), axis=1), tuple(found)
 
 
-def _feature_names(table: Table, columns: Columns) -> list[str]:
-    """The columns that are features, in the order of the patterns."""
-    header = list(table.frame.columns)
-    if not columns.features:
-        roles = {columns.label, columns.text, columns.image, columns.split, *columns.group}
-        roles |= set(_matches(table, "overlapping", columns.overlapping))
-        roles |= {role.partition("=")[0] for role in roles}
-        names = [name for name in header if name not in roles]
-    else:
-        names = _matches(table, "features", columns.features)
-    if not names:
-        raise WrongData(f"`features`: {table.where} has no column that is left for features.")
-    return names
+def _without_role(table: Table, columns: Columns) -> list[str]:
+    """The columns that are nothing else."""
+    roles = {columns.label, columns.text, columns.image, columns.split, *columns.group}
+    roles |= set(_matches(table, "overlapping", columns.overlapping))
+    roles |= {role.partition("=")[0] for role in roles}
+    return [name for name in table.frame.columns if name not in roles]
 
 
 def _matches(table: Table, role: str, patterns: Sequence[str]) -> list[str]:
@@ -421,42 +365,6 @@ def _matches(table: Table, role: str, patterns: Sequence[str]) -> list[str]:
 # --- Data sets -----------------------------------------------------------------------------------
 
 
-def two_groups(
-    name: str, table: Table, columns: Columns, values: Values, *, validation: float = 0.2
-) -> GroupedData:
-    """Features, a label of two classes and two groups, the second of which are called 1.
-
-    Args:
-        name: of the data set.
-        table: the rows.
-        columns: of the table.
-        values: names of the values of columns.
-        validation: see `WithinCells`.
-    """
-    if columns.overlapping:
-        raise WrongData("`overlapping`: this experiment compares two groups; use --group.")
-    _needs(table, columns, ("label", "group"), unused=("text", "image"))
-    label, classes = coded(table, "label", columns.label, values.get(columns.label))
-    group, groups = crossed(table, columns.group, values)
-    for role, names in (("label", classes), ("group", groups)):
-        if len(names) != 2:
-            raise WrongData(
-                f"`{role}` must have two values but has {len(names)} in {table.where}: "
-                f"{few(names, 8)}. Compare one with all others by --{role} COLUMN=VALUE."
-            )
-    split = _split(table, columns.split)
-    cut = WithinCells(
-        _tensor(label), _tensor(group), groups, None if split is None else _tensor(split),
-        validation,
-    )  # fmt: skip
-    fit = np.ones(len(label), dtype=bool) if split is None else split == TRAIN
-    features, names = encoded(table, _feature_names(table, columns), fit)
-    return GroupedData(
-        name, "vector", Vectors(torch.from_numpy(features)), classes, cut,
-        digest(name, features.tobytes(), label.tobytes(), group.tobytes()), feature_names=names,
-    )  # fmt: skip
-
-
 def grouped(
     name: str,
     table: Table,
@@ -466,6 +374,7 @@ def grouped(
     classes: Sequence[str] = (),
     limit: int = 0,
     keep: int = 0,
+    validation: float | None = None,
     distinct: bool = False,
     reported: Sequence[str] = (),
     by_user: bool = False,
@@ -483,6 +392,8 @@ def grouped(
         classes: in the order of their labels; rows of others are left out. All unless given.
         limit: samples of each group (and part, where the table says it) that are kept; 0 keeps all.
         keep: about so many rows, of each group and part its share; 0 keeps all.
+        validation: for features with two classes and two groups: the share of the training rows of
+            each cell that validate, see `WithinCells`.
         distinct: drop texts that repeat one of their own group.
         reported: columns of the groups whose accuracies are reported; all unless given.
         by_user: the groups are users, each in one part alone, see `ByUser`.
@@ -490,14 +401,12 @@ def grouped(
         near: drop images that repeat another one, see `distinct_rows`.
         summary: see `GroupedData`.
     """
-    _needs(table, columns, ("label",))
+    for role in ("text", "image", "overlapping") if validation is not None else ():
+        if vars(columns)[role]:
+            raise WrongData(f"`{role}`: this experiment takes features and --group.")
+    _needs(table, columns, ("label",) if validation is None else ("label", "group"))
     if columns.overlapping and (columns.group or limit or classes or by_user or whole_groups):
-        other = "group" if columns.group else "sample_limit" if limit else ""
-        raise WrongData(
-            f"`overlapping` does not go together with `{other}`; leave one of them out."
-            if other
-            else "`overlapping` is for group-dro; leave it out."
-        )
+        raise WrongData("`overlapping` is for group-dro, without `group` and `sample_limit`.")
     if classes:
         values = {**values, columns.label: {name: name for name in classes}}
     table = _chosen(table, columns, classes, distinct, near)
@@ -511,51 +420,45 @@ def grouped(
         groups = tuple(map(str, range(len(users))))
     else:
         group, groups = crossed(table, columns.group or (columns.label,), values)
+    for role, names in {"label": class_names, "group": groups}.items():
+        if validation is not None and len(names) != 2:
+            raise WrongData(
+                f"`{role}` must have two values but has {len(names)} in {table.where}: "
+                f"{few(names, 8)}. Compare one with all others by --{role} COLUMN=VALUE."
+            )
     split = _split(table, columns.split)
-    whole = by_user or whole_groups
+    part_of = _part_of(table, group, split) if by_user or whole_groups else None
     counts = torch.bincount(_tensor(group), minlength=len(groups))
-    part_of = None if split is None or not whole else _part_of(table, group, split)
     cells = _tensor(group * 3 + (0 if split is None else split))
     own = kept(cells, limit)
     own = own[sampled(cells[own], keep)].numpy()
     table, label, group = _rows(table, own), label[own], group[own]
     split, members = (None if each is None else each[own] for each in (split, members))
-    places = None if split is None else _tensor(split)
+    cut: Cut
     if by_user:
-        cut: Any = ByUser(_tensor(label), _tensor(group), counts, part_of=part_of)
+        cut = ByUser(_tensor(label), _tensor(group), groups, part_of, counts=counts)
     elif whole_groups:
-        if part_of is None and len(groups) < 5:
-            raise WrongData(
-                f"`group`: {', '.join(columns.group)} has {len(groups)} values in {table.where}, "
-                "but five are needed for a 60:20:20 cut of whole groups. Or give a --split column."
-            )
         cut = WholeGroups(_tensor(label), _tensor(group), groups, part_of)
-    elif members is not None:
-        cut = WithinGroups(
-            _tensor(label), _tensor(group), groups, split=places, members=torch.from_numpy(members)
-        )
-        _check_overlapping(table, columns, class_names, cut)
-        group = members
+    elif validation is not None:
+        cut = WithinCells(_tensor(label), _tensor(group), groups, _place(split), validation)
     else:
-        _check_groups(table, columns, class_names, groups, group, split)
         shown, shown_names = crossed(table, reported, values) if reported else (None, ())
         cut = WithinGroups(
-            _tensor(label), _tensor(group), groups,
-            None if shown is None else _tensor(shown), shown_names, split=places,
+            _tensor(label), _tensor(group), groups, _place(split), _place(shown), shown_names,
+            members=None if members is None else torch.from_numpy(members),
         )  # fmt: skip
-    kind, samples, marks = _samples(table, columns, split)
+    _check_parts(table, "overlapping" if columns.overlapping else "group", class_names, cut)
+    kind, samples, marks, feature_names = _samples(table, columns, split)
+    if isinstance(samples, Vectors) and kind == "vector" and validation is None:
+        samples = Vectors(samples.values.float())
+    marked = (group if members is None else members).tobytes()
     return GroupedData(
-        name=name,
-        kind=kind,
-        samples=samples,
-        class_names=class_names,
-        cut=cut,
-        fingerprint=digest(
-            name, kind, class_names, groups, label.tobytes(), group.tobytes(),
+        name, kind, samples, class_names, cut,
+        digest(
+            name, kind, class_names, groups, label.tobytes(), marked,
             b"" if split is None else split.tobytes(), *marks,
         ),
-        summary=summary,
-        inputs=digest(kind, *marks),
+        summary, digest(kind, *marks), feature_names,
     )  # fmt: skip
 
 
@@ -566,7 +469,16 @@ def _chosen(
     if len([role for role in (columns.text, columns.image, columns.features) if role]) > 1:
         raise WrongData("Name one of `text`, `image` and `features`: one kind of input.")
     if classes:
-        table = _of_classes(table, columns.label, classes)
+        if columns.label not in table.frame:
+            _column(table, "label", columns.label)
+        cells = table.frame[columns.label]
+        missing = [name for name in classes if not (cells == name).any()]
+        if missing:
+            there = few(sorted(cells.dropna().unique()), 20)
+            raise WrongData(
+                f"{table.where} has no row of the class {', '.join(missing)}, but: {there}."
+            )
+        table = _rows(table, np.flatnonzero(cells.isin(classes)))
     if columns.text and distinct:
         _column(table, "text", columns.text)
         own = (*columns.group, *_matches(table, "overlapping", columns.overlapping), columns.text)
@@ -579,15 +491,10 @@ def _chosen(
     return table
 
 
-def _needs(
-    table: Table, columns: Columns, roles: Sequence[str], unused: Sequence[str] = ()
-) -> None:
+def _needs(table: Table, columns: Columns, roles: Sequence[str]) -> None:
     for role in roles:
         if not vars(columns)[role]:
             raise WrongData(f"{table.where}: say which column is the {role}: --{role} COLUMN.")
-    for role in unused:
-        if vars(columns)[role]:
-            raise WrongData(f"`{role}`: this experiment takes features, numbers and categories.")
     if not len(table.frame):
         raise WrongData(f"{table.where} has no rows.")
 
@@ -596,72 +503,34 @@ def _tensor(values: np.ndarray) -> Tensor:
     return torch.tensor(np.asarray(values, dtype=np.int64))
 
 
+def _place(values: np.ndarray | None) -> Tensor | None:
+    return None if values is None else _tensor(values)
+
+
 def _rows(table: Table, rows: np.ndarray) -> Table:
-    return Table(table.where, table.frame.iloc[rows], table.files, table.size)
+    return replace(table, frame=table.frame.iloc[rows])
 
 
-def _of_classes(table: Table, label: str, classes: Sequence[str]) -> Table:
-    """The rows of some classes."""
-    if len(classes) < 2 or len(set(classes)) < len(classes):
-        raise ValueError(f"`classes` must be at least two different names but are: {classes}.")
-    if label not in table.frame:
-        _column(table, "label", label)
-    cells = table.frame[label]
-    missing = [name for name in classes if not (cells == name).any()]
-    if missing:
-        there = few(sorted(cells.dropna().unique()), 20)
-        raise WrongData(
-            f"{table.where} has no row of the class {', '.join(missing)}, but: {there}."
-        )
-    return _rows(table, np.flatnonzero(cells.isin(classes)))
-
-
-def _part_of(table: Table, group: np.ndarray, split: np.ndarray) -> Tensor:
+def _part_of(table: Table, group: np.ndarray, split: np.ndarray | None) -> Tensor | None:
     """The part of each group."""
+    if split is None:
+        return None
     parts: Frame = pd.Series(split).groupby(group)
     if (parts.nunique() > 1).any():
         raise WrongData(f"{table.where}: a group must belong to one part, but some are in several.")
     return _tensor(parts.first().to_numpy())
 
 
-def _check_groups(
-    table: Table,
-    columns: Columns,
-    classes: Sequence[str],
-    names: Sequence[str],
-    group: np.ndarray,
-    split: np.ndarray | None,
-) -> None:
-    """Refuse tables whose parts would lack classes or groups."""
+def _check_parts(table: Table, role: str, classes: Sequence[str], cut: Cut) -> None:
+    """Refuse tables whose parts lack classes or groups."""
     if len(classes) < 2:
-        raise WrongData(f"`label`: {columns.label} is {classes[0]} in every row of {table.where}.")
-    counts = np.bincount(group, minlength=len(names))
-    if (counts > 0).sum() < 2:
-        what = ", ".join(columns.group or (columns.label,))
-        raise WrongData(
-            f"`group`: {what} has one value alone in {table.where}, {names[group[0]]}; there must "
-            "be two groups at least."
-        )
-    if split is None and not len(cut_within_groups(_tensor(group), 0)["test"]):
-        raise WrongData(
-            f"`group`: every group of {table.where} has fewer than 3 rows, so that none can be in "
-            "training, validation and test data. Choose columns with fewer values, or give a "
-            "--split column."
-        )
-
-
-def _check_overlapping(
-    table: Table, columns: Columns, classes: Sequence[str], cut: WithinGroups
-) -> None:
-    """Refuse tables of which a part would lack classes or groups."""
-    if len(classes) < 2:
-        raise WrongData(f"`label`: {columns.label} is {classes[0]} in every row of {table.where}.")
+        raise WrongData(f"`label`: there is one class alone in {table.where}, {classes[0]}.")
     for name, own in cut(0).items():
-        if len(own.group_names) < 2:
+        found, least = len(own.group_names), 2 if name == "train" else 1
+        if found < least:
             raise WrongData(
-                f"`overlapping`: the {name} data of {table.where} have rows of "
-                f"{len(own.group_names)} groups; there must be two at least. Larger groups, or "
-                "other parts in the --split column, have rows in every part."
+                f"`{role}`: the {name} data of {table.where} have too few groups: {found} of "
+                f"{least}. Take columns with larger groups, or give a --split column."
             )
 
 
@@ -670,25 +539,19 @@ def _check_images(table: Table, column: str) -> None:
     names, files = _column(table, "image", column), table.files
     assert files is not None
     folder = files if isinstance(files, Path) else None
-    where = folder or "the archive"
-    outside = np.flatnonzero([leads_out(name) for name in names])
-    if len(outside):
-        raise WrongData(
-            f"`image`: data row {_number(table, outside)} of {table.where} has {column} = "
-            f"{names.iloc[outside[0]]}, which leads out of {where}. Write paths inside it."
-        )
     there = [(folder / name).is_file() if folder else name in files for name in names]
     wrong = np.flatnonzero(~np.array(there))
     if len(wrong):
         raise WrongData(
-            f"`image`: {len(wrong):,} of {len(names):,} images of {table.where} are not in {where};"
-            f" the first is {names.iloc[wrong[0]]} in data row {_number(table, wrong)}, column "
-            f"`{column}`. Name their folder or tar archive by --files."
+            f"`image`: {len(wrong):,} of {len(names):,} images of {table.where} are not in "
+            f"{folder or 'the archive'}; the first is {names.iloc[wrong[0]]} in data row "
+            f"{_number(table, wrong)}, column `{column}`. Name their folder or tar archive by "
+            "--files."
         )
     for place, name in enumerate(names) if table.size is not None else ():
-        source = files / name if isinstance(files, Path) else files[name]
         row = _number(table, np.array([place]))
-        with opened(source, f"{name} (column `{column}`, data row {row} of {table.where})"):
+        where = f"{name} (column `{column}`, data row {row} of {table.where})"
+        with opened_image(source_of(files, name), where):
             pass
 
 
@@ -699,17 +562,16 @@ def _images(table: Table, column: str) -> Any:
 
 def _samples(
     table: Table, columns: Columns, split: np.ndarray | None
-) -> tuple[Literal["image", "text", "vector"], Samples, list[Any]]:
-    """The kind of the samples, the samples, and what changes when they do."""
+) -> tuple[Literal["image", "text", "vector"], Samples, list[Any], tuple[str, ...]]:
+    """The kind of the samples, the samples, what changes when they do, and names of features."""
     if columns.text:
         texts = tuple(_column(table, "text", columns.text))
-        return "text", Texts(texts), list(texts)
+        return "text", texts, list(texts), ()
     if columns.image:
         images = _images(table, columns.image)
         if isinstance(images, Vectors):
-            return "image", images, [images.values.numpy().tobytes()]
+            return "image", images, [images.values.numpy().tobytes()], ()
         sizes = [os.path.getsize(Path(images.folder, name)) for name in images.names]
-        return "image", images, [*images.names, *sizes, images.size]
-    fit = np.ones(len(table.frame), dtype=bool) if split is None else split == TRAIN
-    values, _ = encoded(table, _feature_names(table, columns), fit)
-    return "vector", Vectors(torch.from_numpy(values.astype(np.float32))), [values.tobytes()]
+        return "image", images, [*images.names, *sizes, images.size], ()
+    values, names = encoded(table, columns, split)
+    return "vector", Vectors(torch.from_numpy(values)), [values.tobytes()], names

@@ -68,9 +68,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> tables.Table:
 def picture(rows: Sequence[Mapping[str, Any]], tolerance: float) -> str:
     """A dot for the difference of each segment, a line to its bound, and the tolerance."""
     names = ["\n".join(textwrap.wrap(row["segment"], 24, max_lines=2)) for row in rows]
-    longest = max(len(part) for name in names for part in name.split("\n"))
-    size = (6.2, 0.80 + 0.32 * len(rows))
-    with plots.canvas(*size, 0.22 + 0.073 * longest) as (figure, axes):
+    with plots.canvas(6.2, 0.80 + 0.32 * len(rows)) as (figure, axes):
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x", color=plots.GRID, linewidth=0.8)
         axes.axvline(0, color=plots.MUTED, linewidth=1.0)
@@ -88,5 +86,5 @@ def picture(rows: Sequence[Mapping[str, Any]], tolerance: float) -> str:
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_yticks(range(len(rows)), names)
         axes.tick_params(axis="y", labelsize=8.5, labelcolor=plots.INK)
-        plots.frame(figure, axes, "new loss minus old loss  (← better)", "")
+        plots.label(axes, "new loss minus old loss  (← better)", "")
         return plots.element(figure, "gate")

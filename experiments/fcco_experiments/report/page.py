@@ -214,7 +214,10 @@ def _plots(runs: Runs, page: Page, look: Mapping[str, Any]) -> dict[str, Any]:
     for k, panel in enumerate(page.panels):
         prefix, names = f"f{k}", plots.entry_names(runs, panel.y, page.entries.get(panel.y, ()))
         if panel.kind == "tradeoff":
-            drawing = plots.tradeoff(runs, panel, look, page.metrics, page.references, prefix)
+            points = plots.final_points(runs, panel)
+            drawing = plots.scatter(
+                points, plots.means(points), panel, look, page.metrics, prefix, page.references
+            )
             found["tradeoffs"] += [drawing] if drawing else []
         elif panel.kind == "curve":
             drawing = plots.curves(runs, panel, look, prefix)

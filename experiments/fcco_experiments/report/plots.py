@@ -6,6 +6,7 @@ page, so that one drawing serves both colour schemes.
 
 from __future__ import annotations
 
+import bisect
 import io
 import itertools
 import math
@@ -14,7 +15,7 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,12 +23,11 @@ import numpy as np
 from ..stats import frontier
 from ..store import SavedRun
 from ..task import Metric, Panel
-from .style import COLOURS, TOKENS, Style, fixed, title
+from .style import COLOURS, TOKENS, Style, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
 Runs = Mapping[str, Sequence[SavedRun]]
 Point = tuple[float, float]
@@ -35,13 +35,6 @@ Limits = tuple[float, float]
 Look = Mapping[str, Style]
 SIZE, SMALL = (5.2, 3.3), (3.6, 2.5)  # inches of a plot, and of a small one among many
 INK, MUTED, GRID, LIMIT, PAGE = (TOKENS[n][0] for n in ("ink", "muted", "grid", "limit", "page"))
-_SETTINGS: Any = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib and is wide: what it measures fits
-    "font.size": 9.0,
-    "text.parse_math": False,
-    "svg.fonttype": "none",
-    "path.simplify": False,  # it would drop the dots of a sweep, lines of no length
-}
 _VARIABLES = {pair[0]: f"var(--{name})" for name, pair in TOKENS.items()} | {
     pair[0]: f"var(--method-{k})" for k, pair in enumerate(COLOURS)
 }
@@ -120,25 +113,21 @@ def entry_names(runs: Runs, key: str, given: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def canvas(width: float, height: float, left: float = 0.58) -> Iterator[tuple[Figure, Axes]]:
-    """A figure of that many inches, whatever the user's matplotlibrc says.
-
-    Args:
-        width: of the figure.
-        height: of the figure.
-        left: room for what stands beside the upright axis.
-    """
+def canvas(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
+    """A figure of that many inches, whatever the user's matplotlibrc says."""
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS)
-        figure = Figure(figsize=(width, height))
-        right, top, bottom = 0.14, 0.30, 0.50
-        axes = figure.add_axes(
-            (left / width, bottom / height, 1 - (left + right) / width, 1 - (top + bottom) / height)
-        )
+        matplotlib.rcParams.update({
+            "font.family": "DejaVu Sans",  # comes with matplotlib and is wide: what is drawn fits
+            "font.size": 9.0,
+            "text.parse_math": False,
+            "svg.fonttype": "none",
+        })  # fmt: skip
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots()
         dress(axes)
         yield figure, axes
 
@@ -156,28 +145,10 @@ def dress(axes: Axes) -> None:
     axes.locator_params(axis="both", nbins=6)
 
 
-def frame(figure: Figure, axes: Axes, x_label: str, y_label: str) -> None:
+def label(axes: Axes, x_label: str, y_label: str) -> None:
     """Horizontal labels of both axes."""
-    figure.text(0.004, 0.99, y_label, va="top", fontsize=9, color=INK)
+    axes.set_title(y_label, loc="left", fontsize=9, color=INK)
     axes.set_xlabel(x_label, loc="right", fontsize=9, color=INK)
-
-
-def frame_tradeoff(figure: Figure, axes: Axes, panel: Panel, good: tuple[bool, bool]) -> None:
-    """Grid, labels with the good direction, and the lines of the limits."""
-    axes.grid(axis="x", color=GRID, linewidth=0.8)
-    for value, ends, vertical in (
-        (panel.reference, axes.get_ylim(), False),
-        (panel.x_reference, axes.get_xlim(), True),
-    ):
-        line_at(
-            axes, value if value is not None and ends[0] <= value <= ends[1] else None, vertical
-        )
-    frame(
-        figure,
-        axes,
-        f"{panel.x_label or title(panel.x)}  ({'→' if good[0] else '←'} better)",
-        f"{panel.label or title(panel.y)}  ({'↑' if good[1] else '↓'} better)",
-    )
 
 
 def line_at(axes: Axes, value: float | None, vertical: bool = False) -> None:
@@ -190,8 +161,9 @@ def line_at(axes: Axes, value: float | None, vertical: bool = False) -> None:
 def robust(values: Iterable[float], *keep: float | None) -> Limits:
     """Limits of an axis that a few far values cannot squeeze.
 
-    All that is less than three quartile ranges beyond the quartiles is in the frame (Tukey), and
-    what must be kept.
+    In the frame is what must be kept, and all that is less than eight times farther from the median
+    than the median distance; everything where that would double the frame at most, or where there
+    are fewer than five values.
 
     >>> low, high = robust([1.0, 2.0, 3.0, 4.0, 1e9])
     >>> round(low, 2), round(high, 2)
@@ -200,28 +172,13 @@ def robust(values: Iterable[float], *keep: float | None) -> Limits:
     finite = np.array([value for value in values if math.isfinite(value)])
     inside = [value for value in keep if value is not None and math.isfinite(value)]
     if finite.size:
-        first, third = np.quantile(finite, (0.25, 0.75))
-        reach = 3.0 * (third - first)
-        if reach == 0:  # most are the same: the next that says something about the width
-            reach = float(np.subtract(*np.quantile(finite, (0.95, 0.05))))
-        near = finite[(finite >= first - reach) & (finite <= third + reach)]
-        inside += [float(near.min()), float(near.max())]
+        away = np.abs(finite - np.median(finite))
+        near = finite[away <= (8 * np.median(away) or np.quantile(away, 0.95))]
+        whole = finite.size < 5 or np.ptp(finite) <= 2 * np.ptp(near)
+        inside += (finite if whole else near).tolist()
     low, high = (min(inside), max(inside)) if inside else (0.0, 1.0)
     margin = 0.05 * (high - low) or max(abs(high) * 0.05, 1e-3)
     return low - margin, high + margin
-
-
-def usual(groups: Iterable[Sequence[float]]) -> list[float]:
-    """Values of all methods but those five times farther from the median than is usual."""
-    finite = [[v for v in values if math.isfinite(v)] for values in groups]
-    finite = [values for values in finite if values]
-    every = [value for values in finite for value in values]
-    if len(finite) < 3:
-        return every
-    centre = statistics.median(every)
-    away = [max(abs(value - centre) for value in values) for values in finite]
-    far = 5 * statistics.median(away)
-    return [v for values, d in zip(finite, away, strict=True) if d <= far for v in values]
 
 
 def spans_decades(values: Iterable[float]) -> bool:
@@ -233,34 +190,30 @@ def spans_decades(values: Iterable[float]) -> bool:
 def _fit(
     axes: Axes,
     panel: Panel,
-    groups: Sequence[Sequence[float]],
+    groups: Iterable[Sequence[float]],
     every: Sequence[float],
     upright: bool,
 ) -> Limits:
-    """Set the axis of values for the usual methods; logarithmic where that shows more."""
-    reference = [] if panel.reference is None else [panel.reference]
-    log = panel.log and spans_decades([*every, *reference])
-    seen = math.log10 if log else float
-    core = usual([[seen(value) for value in values] for values in groups])
-    low, high = robust(core, *map(seen, reference))
-    whole = robust((), *map(seen, every), *map(seen, reference))
-    if whole[1] - whole[0] <= 2 * (high - low):  # nothing is far off
-        low, high = whole
+    """Set the axis of values for most of the groups, by the ends of each, and the reference."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     axis = axes.yaxis if upright else axes.xaxis
-    if log:
-        low, high = 10**low, 10**high
+    ends = [end for group in groups if group for end in (min(group), max(group))]
+    reference = [] if panel.reference is None else [panel.reference]
+    if panel.log and spans_decades([*every, *reference]):
+        low, high = (10**v for v in robust(map(math.log10, ends), *map(math.log10, reference)))
         (axes.set_yscale if upright else axes.set_xscale)("log")
-        heads = (1, 2, 5) if high < 300 * low else (1,)
-        marks = [head * 10.0**k for k in range(-12, 13) for head in heads]
-        inside = [value for value in marks if low <= value <= high]
-        axis.set_ticks(inside, [f"{value:g}" for value in inside])
-        axis.set_ticks([], minor=True)
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
+    else:
+        low, high = robust(ends, *reference)
     (axes.set_ylim if upright else axes.set_xlim)(low, high)
     return low, high
 
 
 def element(figure: Figure, prefix: str) -> str:
-    """A figure as an element of the page: no date, short numbers, colours and font of the page.
+    """A figure as an element of the page: colours and font of the page, no ids but those in use.
 
     Args:
         figure: drawn with the light palette.
@@ -274,111 +227,111 @@ def element(figure: Figure, prefix: str) -> str:
         figure.savefig(stream, format="svg", transparent=True, metadata=data)
     svg = stream.getvalue()
     box = re.search(r'viewBox="[^"]*"', svg)
-    svg = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    # A style sheet inside would hold for the whole page.
-    noise = r"<metadata>.*?</metadata>|<style.*?</style>|<defs>\s*</defs>|<!--.*?-->"
+    svg = svg[svg.index(">", svg.index("<svg")) + 1 :].replace("xlink:href", "href")
+    # A style sheet inside would hold for the whole page, and fonts are those of the page.
+    noise = r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->| font-family: [^;\"]*;"
     svg = re.sub(noise, "", svg, flags=re.DOTALL)
     used = set(re.findall(r'(?:url\(|href=")#([^")]+)', svg))
     svg = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", svg)
-    svg = svg.replace("xlink:href", "href")
-    svg = re.sub(r" font-family: [^;\"]*;| transform=\"rotate\(-0 [^\"]*\"", "", svg)
-    svg = re.sub(r'="[^"<>]*\.\d{3}[^"<>]*"', lambda attribute: _short(attribute[0]), svg)
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
-    svg = re.sub(r"[ \n]+", " ", re.sub(r">\s+<(?!/?tspan)", "><", svg))
-    svg = svg.replace("<g/>", "").replace(' " ', '" ')
     head = f'<svg class="drawing" {box[0] if box else ""} aria-hidden="true" focusable="false">'
     return head + svg.strip()
 
 
-def _short(text: str) -> str:
-    return re.sub(r"\d+\.\d{3,}", lambda value: f"{float(value[0]):.2f}", text)
-
-
 # The figures.
 
-_SIDES = [(9, 0), (-9, 0), (0, 8), (0, -8), (9, 9), (9, -9), (-9, 9), (-9, -9)]
+
+def final_points(runs: Runs, panel: Panel) -> dict[str, list[Point]]:
+    """The two figures of a trade-off at the end of each run; methods without any are left out."""
+    points = {
+        name: [(number(r.figures.get(panel.x)), number(r.figures.get(panel.y))) for r in group]
+        for name, group in runs.items()
+    }
+    finite = {n: [p for p in own if all(map(math.isfinite, p))] for n, own in points.items()}
+    return {name: own for name, own in finite.items() if own}
 
 
-def write(
-    axes: Axes,
-    text: str,
-    point: Point,
-    colour: str,
-    taken: list[Bbox],
-    busy: Sequence[Point],
-    offsets: Sequence[Point] = _SIDES,
-    *,
-    arrow: bool = False,
-) -> Bbox:
-    """Write a text beside a point where it covers the fewest of `busy` and nothing of `taken`.
+def means(points: Mapping[str, Sequence[Point]]) -> dict[str, Point]:
+    """The middle of the points of each method."""
+    middles = {}
+    for name, own in points.items():
+        x, y = zip(*own, strict=True)
+        middles[name] = statistics.fmean(x), statistics.fmean(y)
+    return middles
 
-    A text without room is left out, but never one with an arrow. Its box is added to `taken`, and
-    returned.
+
+def scatter(
+    points: Mapping[str, Sequence[Point]],
+    large: Mapping[str, Point],
+    panel: Panel,
+    look: Look,
+    metrics: Sequence[Metric],
+    prefix: str,
+    references: Sequence[str] = (),
+) -> Plot | None:
+    """`panel.y` against `panel.x`: small dots, and a large one of each method with their frontier.
 
     Args:
-        axes: in which.
-        text: the text.
-        point: in data coordinates.
-        colour: of the text.
-        taken: boxes of other texts and marks, in pixels.
-        busy: points in data coordinates.
-        offsets: places of the text in points (1/72 inch), the preferred one first.
-        arrow: draw one from the text to the point.
+        points: small dots by method.
+        large: of each method the one that counts: the mean over runs, or the chosen setting.
+        panel: what the axes are.
+        look: of the methods.
+        metrics: say which direction is better.
+        prefix: of ids, see `element`.
+        references: methods for which the frame need not have room.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.text import Text
+    if not any(points.values()):
+        return None
+    methods = [name for name in points if name not in references] or list(points)
+    shown = [p for n in methods for p in (*points[n], *([large[n]] if n in large else []))]
+    limits = [
+        _room([point[k] for point in shown], [line, *(point[k] for point in large.values())])
+        for k, line in enumerate((panel.x_reference, panel.reference))
+    ]
 
-    renderer = FigureCanvasAgg(axes.get_figure(root=True)).get_renderer()
-    around = axes.get_window_extent()
-    place = axes.transData.transform(point)  # its own mark does not count
-    pixels = axes.transData.transform(busy) if busy else []
-    pointer: Any = {"arrowstyle": "-|>", "color": colour, "lw": 1.3, "shrinkB": 0}
-    notes = []
-    for x, y in offsets:
-        note = axes.annotate(
-            text,
-            point,
-            (x, y),
-            textcoords="offset points",
-            annotation_clip=False,  # rounding may put its point outside by a hair
-            ha="left" if x > 0 else "right" if x < 0 else "center",
-            va="center" if arrow or y == 0 else "bottom" if y > 0 else "top",
-            fontsize=8.5,
-            color=colour,
-            arrowprops=pointer if arrow else None,
-            zorder=5,
-        )
-        note.update_positions(renderer)
-        box = Text.get_window_extent(note, renderer)  # without the arrow
-        outside = box.x0 < around.x0 or box.x1 > around.x1
-        outside = outside or box.y0 < around.y0 or box.y1 > around.y1
-        cost = sum(box.padded(2).contains(*pixel) for pixel in pixels)
-        hit = sum(box.overlaps(other) for other in taken if not other.contains(*place))
-        cost += 1000 * outside + 1000 * hit
-        notes.append((cost, note, box))
-    best = min(notes, key=lambda note: note[0])
-    shown = best[0] < 1000 or arrow
-    for note in notes:
-        if note is not best or not shown:
-            note[1].remove()
-    taken += [best[2]] if shown else []
-    return best[2]
+    def inside(point: Point) -> bool:
+        return all(low <= v <= high for v, (low, high) in zip(point, limits, strict=True))
 
-
-def boxes(axes: Axes, points: Iterable[Point], reach: float = 5.0) -> list[Bbox]:
-    """Boxes around marks, in pixels."""
-    from matplotlib.transforms import Bbox
-
-    places = (axes.transData.transform(point) for point in points)
-    return [Bbox.from_extents(x - reach, y - reach, x + reach, y + reach) for x, y in places]
+    good = directions(panel, metrics)
+    with canvas(*SIZE) as (figure, axes):
+        axes.set_xlim(*limits[0])
+        axes.set_ylim(*limits[1])
+        axes.grid(axis="x", color=GRID, linewidth=0.8)
+        for line, (low, high), vertical in zip(
+            (panel.x_reference, panel.reference), limits, (True, False), strict=True
+        ):
+            line_at(axes, line if line is not None and low <= line <= high else None, vertical)
+        for name, own in sorted(points.items(), key=lambda pair: -len(pair[1])):  # few above many
+            shape: Any = {"color": look[name].colour, "marker": look[name].marker}
+            if seen := [point for point in own if inside(point)]:
+                axes.scatter(*zip(*seen, strict=True), s=14, alpha=0.45, lw=0, zorder=2, **shape)
+            if name in large and inside(large[name]):
+                axes.scatter(*large[name], s=62, edgecolors=PAGE, lw=0.9, zorder=4, **shape)
+        x, y = zip(*large.values(), strict=True) if large else ((), ())
+        front = [list(large)[k] for k in frontier(x, y, *good)]
+        corners = np.array([large[name] for name in front]).reshape(-1, 2)
+        axes.plot(*corners.T, color=MUTED, linewidth=1.4, zorder=1.8)
+        x_label = f"{panel.x_label or title(panel.x)}  ({'→' if good[0] else '←'} better)"
+        y_label = f"{panel.label or title(panel.y)}  ({'↑' if good[1] else '↓'} better)"
+        label(axes, x_label, y_label)
+        svg = element(figure, prefix)
+    facts = {
+        "front": front,
+        "alone": len(front) == 1 < len(large),
+        "far": {name: point for name, point in large.items() if not inside(point)},
+        "total": sum(map(len, points.values())),
+        "cut": sum(not inside(point) for own in points.values() for point in own),
+        "several": any(len(own) > 1 for own in points.values()),
+    }
+    return Plot(svg, panel.title, panel, facts)
 
 
-def _along(corners: Sequence[Point]) -> list[Point]:
-    """Places on a line, where a name would be hard to read."""
-    steps = [k / 40 for k in range(1, 40)]
-    pairs = itertools.pairwise(corners)
-    return [(a + (c - a) * t, b + (d - b) * t) for (a, b), (c, d) in pairs for t in steps]
+def _room(values: Sequence[float], others: Iterable[float | None]) -> Limits:
+    """A frame for most of the values, and for others that are not farther than its width."""
+    low, high = robust(values)
+    near = (v for v in others if v is not None and 2 * low - high <= v <= 2 * high - low)
+    return robust(values, *near)
 
 
 def directions(panel: Panel, metrics: Sequence[Metric]) -> tuple[bool, bool]:
@@ -387,156 +340,24 @@ def directions(panel: Panel, metrics: Sequence[Metric]) -> tuple[bool, bool]:
     return better.get(panel.x) == "higher", better.get(panel.y) != "lower"
 
 
-def tradeoff(
-    runs: Runs,
-    panel: Panel,
-    look: Look,
-    metrics: Sequence[Metric],
-    references: Sequence[str],
-    prefix: str,
-) -> Plot | None:
-    """Final `y` against final `x`: a dot per run, a large one per mean, and the frontier of means.
-
-    The frame is set for the methods. A reference, or a method that is far off, is an arrow at the
-    border with its numbers.
-    """
-    dots: dict[str, list[Point]] = {}
-    for name, group in runs.items():
-        points = [(number(r.figures.get(panel.x)), number(r.figures.get(panel.y))) for r in group]
-        if finite := [point for point in points if all(map(math.isfinite, point))]:
-            dots[name] = finite
-    if not dots:
-        return None
-    means: dict[str, Point] = {}
-    for name, points in dots.items():
-        x, y = (statistics.fmean(values) for values in zip(*points, strict=True))
-        means[name] = x, y
-    methods = [name for name in dots if name not in references] or list(dots)
-    limits = _zoom([dots[name] for name in methods], means, panel)
-    near = {name: mean for name, mean in means.items() if _inside(mean, limits)}
-    good, digits = directions(panel, metrics), {metric.key: metric.digits for metric in metrics}
-    with canvas(*SIZE) as (figure, axes):
-        axes.set_xlim(*limits[0])
-        axes.set_ylim(*limits[1])
-        frame_tradeoff(figure, axes, panel, good)
-        for name, points in dots.items():
-            shape: Any = {"color": look[name].colour, "marker": look[name].marker}
-            if seen := [point for point in points if _inside(point, limits)]:
-                axes.scatter(*zip(*seen, strict=True), s=14, alpha=0.45, lw=0, zorder=2, **shape)
-            if name in near:
-                axes.scatter(*means[name], s=62, edgecolors=PAGE, lw=0.9, zorder=4, **shape)
-        x, y = zip(*means.values(), strict=True)
-        front = [list(means)[i] for i in frontier(x, y, *good)]
-        corners = [means[name] for name in front]
-        axes.plot(*zip(*corners, strict=True), color=MUTED, linewidth=1.4, zorder=1.8)
-        busy = [*_along(corners), *(point for points in dots.values() for point in points)]
-        taken = boxes(axes, near.values())
-        for name in (name for name in dots if name not in near):
-            _arrow(axes, name, means[name], limits, digits, panel, look[name].colour, taken, busy)
-        for name, mean in near.items():
-            write(axes, name, mean, look[name].colour, taken, busy)
-        svg = element(figure, prefix)
-    facts = {
-        "alone": len(front) == 1 < len(means),
-        "front": front,
-        "far": [name for name in dots if name not in near],
-        "cut": sum(not _inside(point, limits) for name in near for point in dots[name]),
-        "several": any(len(points) > 1 for points in dots.values()),
-    }
-    return Plot(svg, panel.title, panel, facts)
-
-
-def _inside(point: Point, limits: tuple[Limits, Limits]) -> bool:
-    return all(low <= value <= high for value, (low, high) in zip(point, limits, strict=True))
-
-
-def _zoom(
-    groups: Sequence[Sequence[Point]], means: Mapping[str, Point], panel: Panel
-) -> tuple[Limits, Limits]:
-    """A frame for the points of some methods, with the limits and other means that are near."""
-    x, y = (usual([[point[k] for point in points] for points in groups]) for k in (0, 1))
-    box = robust(x), robust(y)
-
-    def near(value: float, side: Limits, reach: float) -> bool:
-        room = reach * (side[1] - side[0])
-        return side[0] - room <= value <= side[1] + room
-
-    keep: tuple[list[float], list[float]] = [], []
-    for kept, line, side in zip(keep, (panel.x_reference, panel.reference), box, strict=True):
-        kept += [line] if line is not None and near(line, side, 1.0) else []
-    for mean in means.values():
-        if near(mean[0], box[0], 0.4) and near(mean[1], box[1], 0.4):
-            keep[0].append(mean[0])
-            keep[1].append(mean[1])
-    return robust(x, *keep[0]), robust(y, *keep[1])
-
-
-def _arrow(
-    axes: Axes,
-    name: str,
-    mean: Point,
-    limits: tuple[Limits, Limits],
-    digits: Mapping[str, int],
-    panel: Panel,
-    colour: str,
-    taken: list[Bbox],
-    busy: list[Point],
-) -> None:
-    """An arrow at the border towards a mean outside the frame, with its numbers at its tail."""
-    pairs = list(zip(mean, limits, strict=True))
-    away = [(value > high) - (value < low) for value, (low, high) in pairs]
-    x, y = (min(max(value, low), high) for value, (low, high) in pairs)
-    side = -away[0] or (1 if x < sum(limits[0]) / 2 else -1)
-    shifts = [12.0 * ((k + 1) // 2) * (1 if k % 2 else -1) for k in range(21)]
-    places = [(26.0 * side, -20.0 * away[1] + shift) for shift in shifts]
-    said = (fixed(v, digits.get(k, 3)) for v, k in zip(mean, (panel.x, panel.y), strict=True))
-    text = f"{name} ({', '.join(said)})"
-    box = write(axes, text, (x, y), colour, taken, busy, places, arrow=True)
-    tail = axes.transData.inverted().transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
-    busy += _along([(float(tail[0]), float(tail[1])), (x, y)])  # names keep off the arrow
-
-
 def curves(runs: Runs, panel: Panel, look: Look, prefix: str) -> Plot | None:
     """`panel.y` over epochs: mean over seeds in a band from the smallest to the largest."""
     lines = {name: curve(steady(group), panel.y) for name, group in runs.items()}
     lines = {name: line for name, line in lines.items() if line.epochs}
     if not any(len(line.epochs) > 1 for line in lines.values()):
         return None
-    with canvas(*SIZE) as (figure, axes):
-        line_at(axes, panel.reference)
-        for k, (name, line) in enumerate(lines.items()):
-            style, every = look[name], max(1, len(line.epochs) // 6)
-            # A few markers, at other epochs for each line, and one at the end.
-            marked = {*range(k % every, len(line.epochs), every), len(line.epochs) - 1}
-            band: Any = {"color": style.colour, "alpha": 0.16, "linewidth": 0}
-            axes.fill_between(line.epochs, line.low, line.high, **band)
-            axes.plot(
-                line.epochs, line.mean, color=style.colour, linewidth=1.7, marker=style.marker,
-                dashes=style.dash or (None, None), markersize=4.5, markevery=sorted(marked),
-            )  # fmt: skip
-        limits = _fit_curves(axes, list(lines.values()), panel)
-        frame(figure, axes, "epoch", panel.label or title(panel.y))
-        ends = {name: line.mean[-1] for name, line in lines.items()}
-        facts = _outside(ends, limits) | {"cut": _cut(lines.values(), limits)}
-        return Plot(element(figure, prefix), panel.title, panel, facts)
-
-
-def _fit_curves(axes: Axes, lines: Sequence[Curve], panel: Panel) -> Limits:
-    """Both axes, the upright one for what follows the first fifth of training."""
-    last = max(line.epochs[-1] for line in lines if line.epochs) or 1.0
-    axes.set_xlim(-0.02 * last, 1.02 * last)
-    triples = [list(zip(x.epochs, x.low, x.high, strict=True)) for x in lines]
-    late = [[v for epoch, *pair in own for v in pair if epoch >= 0.2 * last] for own in triples]
-    every = [value for own in triples for _, *pair in own for value in pair]
-    return _fit(axes, panel, late, every, upright=True)
-
-
-def _outside(ends: Mapping[str, float], limits: Limits) -> dict[str, Any]:
-    return {"outside": {n: v for n, v in ends.items() if not limits[0] <= v <= limits[1]}}
-
-
-def _cut(lines: Iterable[Curve], limits: Limits) -> bool:
-    return any(min(x.low) < limits[0] or max(x.high) > limits[1] for x in lines if x.epochs)
+    drawn = []
+    for k, (name, line) in enumerate(lines.items()):
+        style, every = look[name], max(1, len(line.epochs) // 6)
+        # A few markers, at other epochs for each line, and one at the end.
+        marked = {*range(k % every, len(line.epochs), every), len(line.epochs) - 1}
+        way: Any = {"color": style.colour, "linewidth": 1.7, "dashes": style.dash or (None, None)}
+        way |= {"marker": style.marker, "markersize": 4.5, "markevery": sorted(marked)}
+        drawn.append((line, way))
+    svg, (low, high), cut = _lines(drawn, list(lines.values()), panel, SIZE, prefix)
+    ends = {name: line.mean[-1] for name, line in lines.items()}
+    outside = {name: value for name, value in ends.items() if not low <= value <= high}
+    return Plot(svg, panel.title, panel, {"outside": outside, "cut": cut})
 
 
 def families(
@@ -550,23 +371,55 @@ def families(
     # Two evaluations are a start and an end, not a way between them.
     lines = {n: own for n, own in lines.items() if any(len(line.epochs) > 2 for line in own)}
     # Means alone: the band of one entry would hide the others.
-    every = [Curve(x.epochs, x.mean, x.mean, x.mean) for own in lines.values() for x in own]
+    lines = {n: [replace(x, low=x.mean, high=x.mean) for x in own] for n, own in lines.items()}
+    every = [line for own in lines.values() for line in own]
     found = []
     for j, (name, own) in enumerate(lines.items()):
         ends = [line.mean[-1] if line.mean else -math.inf for line in own]
         top = max(range(len(ends)), key=ends.__getitem__)
-        with canvas(*SMALL) as (figure, axes):
-            line_at(axes, panel.reference)
-            for k, line in enumerate(own):
-                way: Any = {"linewidth": 0.9, "alpha": 0.7}
-                way = {"linewidth": 2.4, "zorder": 3} if k == top else way
-                axes.plot(line.epochs, line.mean, color=look[name].colour, **way)
-            limits = _fit_curves(axes, every, panel)
-            frame(figure, axes, "epoch", panel.label or title(panel.y))
-            facts = {"cut": _cut(every, limits), "entry": names[top], "value": ends[top]}
-            facts["above"] = ends[top] > limits[1]
-            found.append(Plot(element(figure, f"{prefix}-{j}"), name, panel, facts))
+        thin: Any = {"color": look[name].colour, "linewidth": 0.9, "alpha": 0.7}
+        bold: Any = {"color": look[name].colour, "linewidth": 2.4, "zorder": 3}
+        drawn = [(line, bold if k == top else thin) for k, line in enumerate(own)]
+        svg, limits, cut = _lines(drawn, every, panel, SMALL, f"{prefix}-{j}")
+        facts = {
+            "cut": cut,
+            "entry": names[top],
+            "value": ends[top],
+            "above": ends[top] > limits[1],
+        }
+        found.append(Plot(svg, name, panel, facts))
     return tuple(found)
+
+
+def _lines(
+    drawn: Sequence[tuple[Curve, Mapping[str, Any]]],
+    every: Sequence[Curve],
+    panel: Panel,
+    size: Point,
+    prefix: str,
+) -> tuple[str, Limits, bool]:
+    """Lines over epochs, each with its look, in a band where it has one.
+
+    The axes are set for what follows the first fifth of training in `every`; the last of what is
+    returned says whether some of it is outside.
+    """
+    every = [line for line in every if line.epochs]
+    last = max(line.epochs[-1] for line in every) or 1.0
+    values = [value for line in every for value in (*line.low, *line.high)]
+    starts = [bisect.bisect_left(line.epochs, 0.2 * last) for line in every]
+    late = [(*x.low[k:], *x.high[k:]) for x, k in zip(every, starts, strict=True)]
+    with canvas(*size) as (figure, axes):
+        line_at(axes, panel.reference)
+        for line, way in drawn:
+            if line.low != line.high:
+                band: Any = {"color": way["color"], "alpha": 0.16, "linewidth": 0}
+                axes.fill_between(line.epochs, line.low, line.high, **band)
+            axes.plot(line.epochs, line.mean, **way)
+        axes.set_xlim(-0.02 * last, 1.02 * last)
+        limits = _fit(axes, panel, late, values, upright=True)
+        label(axes, "epoch", panel.label or title(panel.y))
+        svg = element(figure, prefix)
+    return svg, limits, min(values) < limits[0] or max(values) > limits[1]
 
 
 def by_entry(
@@ -590,45 +443,41 @@ def by_entry(
     if not ends or not all(np.isfinite(table).all() for table in ends.values()):
         return None
     before = np.mean(starts, axis=0) if change else np.zeros(len(names))
-    shown = np.argsort(-before, kind="stable").tolist() if change else list(range(len(names)))
-    apart = 0.07 if len(shown) <= 8 else 0.036  # inches between the dots of two methods
+    order = np.argsort(-before, kind="stable") if change else np.arange(len(names))
+    apart = 0.07 if len(names) <= 8 else 0.036  # inches between the dots of two methods
     room = max(0.30, 0.12 + apart * len(ends))
-    labels = [
-        "\n".join(textwrap.wrap(names[k], 21, max_lines=int(room / 0.145), placeholder=" …"))
-        for k in shown
-    ]
-    longest = max(len(part) for label in labels for part in label.split("\n"))
-    with canvas(SIZE[0], 0.80 + room * len(shown), 0.22 + 0.073 * longest) as (figure, axes):
+    wrap = textwrap.TextWrapper(21, max_lines=int(room / 0.145), placeholder=" …")
+    labels = [wrap.fill(names[int(k)]) for k in order]
+    rows, drawn = np.arange(len(names)), []
+    with canvas(SIZE[0], 0.80 + room * len(names)) as (figure, axes):
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x", color=GRID, linewidth=0.8)
         line_at(axes, panel.reference, vertical=True)
-        for row in range(0, len(shown), 2):
+        for row in rows[::2]:
             axes.axhspan(row - 0.5, row + 0.5, color=TOKENS["panel"][0], linewidth=0, zorder=0)
-        rows = np.arange(len(shown))
         if change:
-            axes.vlines(before[shown], rows - 0.36, rows + 0.36, color=INK, linewidth=1.8)
+            axes.vlines(before[order], rows - 0.36, rows + 0.36, color=INK, linewidth=1.8)
         for lane, (name, table) in enumerate(ends.items()):
-            style, mean = look[name], table.mean(axis=0)[shown]
+            style, mean = look[name], table.mean(axis=0)
+            low, high = (before, mean) if change else (table.min(axis=0), table.max(axis=0))
             at = rows + (lane - (len(ends) - 1) / 2) * apart / room
-            low = before[shown] if change else table.min(axis=0)[shown]
-            high = mean if change else table.max(axis=0)[shown]
-            axes.hlines(at, low, high, color=style.colour, linewidth=1.0, alpha=0.55, zorder=1.8)
-            axes.plot(
-                mean, at, color=style.colour, marker=style.marker, markersize=5.2,
-                markeredgecolor=PAGE, markeredgewidth=0.5, linestyle="", zorder=3,
-            )  # fmt: skip
-        means = {name: table.mean(axis=0) for name, table in ends.items()}
-        tables = ends.items()
-        spots = [[*means[n], *before] if change else table.ravel().tolist() for n, table in tables]
-        drawn = list(itertools.chain(*spots))
-        limits = _fit(axes, panel, spots, drawn, upright=False)
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.set_yticks(range(len(shown)), labels)
+            way: Any = {"color": style.colour, "linewidth": 1.0, "alpha": 0.55, "zorder": 1.8}
+            axes.hlines(at, low[order], high[order], **way)
+            dot: Any = {"color": style.colour, "marker": style.marker, "linestyle": "", "zorder": 3}
+            dot |= {"markersize": 5.2, "markeredgecolor": PAGE, "markeredgewidth": 0.5}
+            axes.plot(mean[order], at, **dot)
+            drawn.append((*low, *high))
+        values = list(itertools.chain(*drawn))
+        limits = _fit(axes, panel, drawn, values, upright=False)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_yticks(rows, labels)
         axes.tick_params(axis="y", labelsize=8.5, labelcolor=INK)
-        frame(figure, axes, panel.label or title(panel.y), "▏before, dots: after" * change)
-        worst = {}
-        for name, mean in means.items():
-            k = int(mean.argmax() if change else mean.argmin())
-            worst[name] = names[k], float(mean[k])
-        cut = min(drawn) < limits[0] or max(drawn) > limits[1]
-        return Plot(element(figure, prefix), panel.title, panel, {"cut": cut, "worst": worst})
+        label(axes, panel.label or title(panel.y), "▏before, dots: after" * change)
+        svg = element(figure, prefix)
+    worst = {}
+    for name, table in ends.items():
+        mean = table.mean(axis=0)
+        k = int(mean.argmax() if change else mean.argmin())
+        worst[name] = names[k], float(mean[k])
+    cut = min(values) < limits[0] or max(values) > limits[1]
+    return Plot(svg, panel.title, panel, {"cut": cut, "worst": worst})

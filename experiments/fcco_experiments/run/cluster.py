@@ -25,8 +25,7 @@ import torch
 from ..config import ConfigError
 from ..store import Event, Outcome
 from ..task import Problem
-from .engine import Tell
-from .jobs import Job, LoadError, Stop, fetch, load
+from .engine import Job, LoadError, Stop, Tell, fetch, load
 
 REPEATS = 20
 """How often a job is begun anew because its machine or its process was lost."""
@@ -101,13 +100,7 @@ class Cluster:
         return {"auto": there, "cuda": max(there, 1)}.get(device, 0)
 
     def run(self, jobs: Sequence[Job], tell: Tell, stop: Stop) -> list[Outcome]:
-        """The outcomes of the jobs that were begun.
-
-        Args:
-            jobs: of one experiment.
-            tell: called with each event, in this process.
-            stop: when true, jobs under way save themselves and end.
-        """
+        """The outcomes of the jobs that were begun; on `stop` those under way save themselves."""
         ray = self.ray
         if any(job.device == "cuda" for job in jobs) and not self.gpus("auto"):
             tell(Event("note", "", text="The cluster has no GPU now; the runs wait for one."))
@@ -159,7 +152,8 @@ class Cluster:
         except ray.exceptions.RayTaskError as error:  # raised by the job itself
             raise error.cause from None
         except ray.exceptions.RayError as error:
-            return job.died(type(error).__name__, tell)
+            text = f"its process died ({type(error).__name__}); --resume goes on with it"
+            return job.failed(text, tell)
 
 
 _loaded: list[Problem] = []
@@ -183,7 +177,9 @@ def _do(number: int, here: _Here) -> list[Outcome]:
                 problem = fetch(like, lambda *download: None)
                 _loaded.append(problem or load(like, link.tell))
             except LoadError as error:
-                raise LoadError(f"{error} (on {socket.gethostname()})", error.details) from error
+                raise LoadError(
+                    f"{error.args[0]} (on {socket.gethostname()})", *error.args[1:]
+                ) from error
         return job.do(_loaded[0], link.tell, link.stop)
 
 

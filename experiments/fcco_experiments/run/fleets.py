@@ -1,35 +1,30 @@
 """Runs of one kind that are trained together, as fleets, each run as it would be alone.
 
-A finished run leaves one line, with the content of `result.json` of a run that was trained alone:
-in `fleet.jsonl`, or in `fleet/lines-NUMBER.jsonl` where several processes do the jobs. Fleets under
-way have checkpoints in the folder `fleet`.
+A finished run leaves one line, with the content of `result.json` of a run that was trained alone,
+in `fleet/lines-NUMBER.jsonl`, with the number of its job. Fleets under way have checkpoints there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from .. import environment, store, tasks
 from ..config import from_plain
-from ..store import FLEET_FOLDER, FLEET_LINES, Event, FolderError, Kind, Outcome, RunSpec
+from ..store import FLEET_FOLDER, Event, FolderError, Kind, Outcome, RunSpec
 from ..task import FleetTraining, Method, Problem, Row
-from . import checkpoint, engine
-from .engine import Tell
-from .jobs import Job, Stop, keep_traceback
+from . import engine
+from .engine import Job, Loop, Stop, Tell, threads
 
 _ON_CPU = 64
 """More runs at a time do not fit into the caches of a CPU and take longer each."""
@@ -53,30 +48,20 @@ class Fleets:
         return like.config.preferred_device or self.device
 
     def jobs(
-        self,
-        specs: Sequence[RunSpec],
-        out: Path,
-        problem: Problem,
-        tell: Tell,
-        gpus: int | None = None,
+        self, specs: Sequence[RunSpec], out: Path, problem: Problem, gpus: int | None = None
     ) -> list[Fleet]:
         """Jobs of the runs that a fleet can hold, checkpoints of earlier ones first.
 
-        Args:
-            specs: of one experiment; runs that no fleet can hold are left out.
-            out: folder of the comparison.
-            problem: data and model.
-            tell: called with each event.
-            gpus: how many there are for jobs that several processes do, 0 for CPUs; None where
-                they come one after another in this process.
+        `gpus` is how many there are for jobs that several processes do, 0 for CPUs; None where they
+        come one after another in this process.
         """
         data, like = problem.fingerprint(), specs[0]
-        done = _finished(out, data)
-        here = Fleet((), out, self.wanted(like), 0, FLEET_LINES, self.chunk, data)
+        done, numbers = _finished(out, data), sorted(_numbers(out))
+        here = Fleet((), out, self.wanted(like), 0, self.chunk, data)
         jobs = list[Fleet]()
-        for number in sorted(_numbers(out)):
+        for number in numbers:
             job = replace(here, number=number)
-            if runs := job.under_way(like, done, tell):
+            if runs := job.under_way(like, done):
                 jobs.append(replace(job, specs=tuple(runs)))
         held = {spec.label for job in jobs for spec in job.specs}
         kinds: dict[Hashable, list[RunSpec]] = {}
@@ -84,26 +69,18 @@ class Fleets:
             if spec.label not in held:
                 kinds.setdefault(problem.fleet_kind(spec.method, spec.seed), []).append(spec)
         kinds.pop(None, None)
-        if gpus is None:
-            return jobs + [replace(here, specs=tuple(kind)) for kind in kinds.values()]
-        parts = [
-            part
-            for kind in kinds.values()
-            for part in cut(kind, self.chunk or (math.ceil(len(kind) / gpus) if gpus else _ON_CPU))
-        ]
-        first = 1 + max(_numbers(out), default=-1)
-        jobs += [replace(here, specs=tuple(p), number=k) for k, p in enumerate(parts, first)]
-        return [replace(job, lines=f"{FLEET_FOLDER}/lines-{job.number}.jsonl") for job in jobs]
+        parts = list[list[RunSpec]]()
+        for kind in kinds.values():
+            own = math.ceil(len(kind) / gpus) if gpus else _ON_CPU
+            parts += [kind] if gpus is None else cut(kind, self.chunk or own)
+        first = 1 + max(numbers, default=-1)
+        return jobs + [replace(here, specs=tuple(p), number=k) for k, p in enumerate(parts, first)]
 
 
-def cut(specs: Sequence[RunSpec], size: int) -> list[list[RunSpec]]:
+def cut(specs: list[RunSpec], size: int) -> list[list[RunSpec]]:
     """Parts of at most so many runs, and of nearly equal size."""
-    parts, left = list[list[RunSpec]](), list(specs)
-    while left:
-        end = math.ceil(len(left) / math.ceil(len(left) / size))
-        parts.append(left[:end])
-        left = left[end:]
-    return parts
+    number = math.ceil(len(specs) / size)
+    return [specs[k::number] for k in range(number)]
 
 
 def _numbers(out: Path) -> set[int]:
@@ -123,20 +100,6 @@ def _finished(out: Path, data: str) -> set[str]:
                 "--overwrite."
             )
     return set(lines)
-
-
-@contextlib.contextmanager
-def _prepared(device: torch.device) -> Iterator[None]:
-    """All cores for this process, unless the environment says otherwise; and its GPU."""
-    threads = torch.get_num_threads()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    elif not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(environment.available_cores())
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def capacity(make: Callable[[int], FleetTraining], runs: int, device: torch.device) -> int:
@@ -172,84 +135,62 @@ def capacity(make: Callable[[int], FleetTraining], runs: int, device: torch.devi
     return max(1, min(runs, sizes[1] + int((0.8 * free - peaks[1]) // per_run)))
 
 
-class _FleetRun:
-    """Runs of one kind, trained together from the first step, or a checkpoint, to their results.
+class _FleetRun(Loop):
+    """Runs of one kind in memory.
 
     They are evaluated before the first step, at every quarter and at the end. A run that diverges
     keeps the last finite figures that it had.
     """
 
+    training: FleetTraining
+
     def __init__(
-        self, specs: list[RunSpec], training: FleetTraining, data: str, path: Path, tell: Tell
+        self, title: str, specs: list[RunSpec], training: FleetTraining, job: Fleet, tell: Tell
     ) -> None:
-        self.specs, self.training, self.data, self.path = specs, training, data, path
-        self.tell, self.config = tell, specs[0].config
-        self.total = self.config.epochs * training.steps_per_epoch
-        self.step, self.seconds = 0, 0.0
-        self.rows: list[Row] = [{} for _ in specs]
+        super().__init__(title, specs[0].config, training, job.data, job.path, tell)
+        self.specs = specs
+        self.rows = [{} for _ in specs]
         self.reasons: list[str | None] = [None] * len(specs)  # why each diverged
+        self.quarters = {math.ceil(k * self.total / 4) for k in range(1, 5)}
         self.saved_at, self.save_took = 0.0, 0.0
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        self.training.load_state_dict(saved["training"])
-        self.step, self.seconds = saved["step"], saved["seconds"]
-        self.rows, self.reasons = list(saved["rows"]), list(saved["reasons"])
+        super().load(saved)
+        self.reasons = list(saved["reasons"])
 
-    def go(self, title: str, stop: Callable[[], bool]) -> bool:
-        """Train to the end (True), or until asked to stop (False): then all is saved."""
-        self._tell("started", title)
-        if self.step == 0:
-            self._evaluate()
-        quarters = {math.ceil(k * self.total / 4) for k in range(1, 5)}
-        every = self.config.checkpoint_every * self.training.steps_per_epoch
-        told = start = time.perf_counter()
-        while self.step < self.total:
-            self.training.step()
-            self.step += 1
-            last = self.step == self.total
-            asked = not last and stop()
-            evaluate = self.step in quarters
-            save = asked or (not last and self.step % every == 0 and self._worth_saving())
-            if evaluate or save:
-                if torch.cuda.is_initialized():
-                    torch.cuda.synchronize()
-                self.seconds += time.perf_counter() - start
-                if evaluate:
-                    self._evaluate()
-                if save:
-                    self._save()
-                start = time.perf_counter()
-            if evaluate or time.perf_counter() - told > engine.TELL_EVERY:
-                told = time.perf_counter()
-                self._tell("progress", title)
-            if asked:
-                self._tell("stopped", title)
-                return False
-            if evaluate and None not in self.reasons:
-                break  # all have diverged
-        return True
+    def over(self) -> bool:
+        return super().over() or (self.step in self.quarters and None not in self.reasons)
 
-    def results(self) -> dict[str, Row]:
-        """What is kept of each run, by label."""
-        task, per_epoch = tasks.get(self.specs[0].task), self.training.steps_per_epoch
-        ends = zip(self.specs, self.rows, self.reasons, self.training.died, strict=True)
-        results = {}
-        for spec, row, reason, died in ends:
-            step = self.step if died < 0 else died
-            results[spec.label] = engine.result_of(
-                spec, task, row, end={}, diverged=reason, seconds=self.seconds / len(self.specs),
-                samples=step * self.training.samples_per_step, fingerprint=self.data,
-                step=step, epoch=engine.epochs_of(step, per_epoch),
-            )  # fmt: skip
-        return results
+    def evaluates(self) -> bool:
+        return self.step in self.quarters
 
-    def _evaluate(self) -> None:
+    def saves(self) -> bool:
+        """Thousands of runs are large: writing them must not take longer than training them."""
+        since = time.perf_counter() - self.saved_at
+        worth = self.save_took < 1 or since > 20 * self.save_took
+        return worth and not self.over() and self.every(self.config.checkpoint_every)
+
+    def save(self) -> None:
+        start = time.perf_counter()
+        super().save()
+        self.saved_at = time.perf_counter()
+        self.save_took = self.saved_at - start
+
+    def record(self) -> dict[str, Any]:
+        specs = [spec.plain() for spec in self.specs]
+        return {
+            "spec": {key: specs[0][key] for key in ("task", "config")},
+            "runs": [{key: spec[key] for key in ("name", "seed", "method")} for spec in specs],
+            "reasons": self.reasons,
+        }
+
+    def evaluate(self) -> None:
         """Figures of the runs that have not diverged."""
         died, seconds = self.training.died, self.seconds / len(self.specs)
         for place, figures in enumerate(self.training.evaluate()):
             if self.reasons[place] is not None:
                 continue
-            row = engine.evaluation(self.training, self.step, seconds, figures)
+            row = self.row(figures, seconds)
             wrong = [key for key, value in figures.items() if not math.isfinite(value)]
             if died[place] >= 0:
                 self.reasons[place] = f"after {died[place]} steps: not finite"
@@ -258,80 +199,70 @@ class _FleetRun:
             else:
                 self.rows[place] = row
 
-    def _worth_saving(self) -> bool:
-        """Thousands of runs are large: writing them must not take longer than training them."""
-        since = time.perf_counter() - self.saved_at
-        return self.save_took < 1 or since > 20 * self.save_took
+    def results(self) -> dict[str, Row]:
+        """What is kept of each run, by label."""
+        task = tasks.get(self.specs[0].task)
+        ends = zip(self.specs, self.rows, self.reasons, self.training.died, strict=True)
+        results = {}
+        for spec, row, reason, died in ends:
+            step = self.step if died < 0 else died
+            results[spec.label] = engine.result_of(
+                spec, task, row, end={}, diverged=reason, seconds=self.seconds / len(self.specs),
+                samples=step * self.samples_per_step, fingerprint=self.data,
+                step=step, epoch=self.epoch(step),
+            )  # fmt: skip
+        return results
 
-    def _save(self) -> None:
-        start = time.perf_counter()
-        specs = [spec.plain() for spec in self.specs]
-        content = {
-            "step": self.step,
-            "seconds": self.seconds,
-            "spec": {key: specs[0][key] for key in ("task", "config")},
-            "runs": [{key: spec[key] for key in ("name", "seed", "method")} for spec in specs],
-            "rows": self.rows,
-            "reasons": self.reasons,
-            "fingerprint": self.data,
-            "training": tree_map_only(Tensor, Tensor.cpu, self.training.state_dict()),
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.write(self.path, content)
-        self.saved_at = time.perf_counter()
-        self.save_took = self.saved_at - start
-
-    def _tell(self, kind: Kind, title: str) -> None:
-        epoch = engine.epochs_of(self.step, self.training.steps_per_epoch)
-        self.tell(Event(kind, title, epoch, self.config.epochs, count=len(self.specs)))
+    def tell(self, kind: Kind, text: str = "") -> None:
+        epoch = self.epoch(self.step)
+        count = len(self.specs)
+        self.on_event(Event(kind, self.title, epoch, self.config.epochs, text=text, count=count))
 
 
 @dataclass(frozen=True)
 class Fleet(Job):
     """Runs of one kind, in as many fleets as the memory makes of them, one after another.
 
-    Args:
-        specs: the runs; those of a checkpoint come first, in a fleet of their own.
-        number: of its checkpoint.
-        lines: the file of its results, in the folder of the comparison.
-        chunk: runs of a fleet at most.
-        data: the fingerprint of the data.
+    Those of a checkpoint come first, in a fleet of their own.
     """
 
-    number: int
-    lines: str
-    chunk: int | None
-    data: str
+    number: int  # of its files
+    chunk: int | None  # runs of a fleet at most
+    data: str  # the fingerprint
 
     @property
     def title(self) -> str:
         names = list(dict.fromkeys(spec.name.partition("@")[0] for spec in self.specs))
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        part = f", part {self.number}" if self.lines != FLEET_LINES else ""
-        return f"{shown}: {len(self.specs):,} runs together{part}"
+        number = f" ({self.number})" if self.number else ""
+        return f"{shown}: {len(self.specs):,} runs together{number}"
 
     @property
     def path(self) -> Path:
         """Of its checkpoint."""
         return self.out / FLEET_FOLDER / f"checkpoint-{self.number}.pt"
 
-    def read(self, like: RunSpec, tell: Tell) -> dict[str, Any] | None:
+    @property
+    def lines(self) -> Path:
+        """Of its results."""
+        return self.out / FLEET_FOLDER / f"lines-{self.number}.jsonl"
+
+    def read(self, like: RunSpec) -> dict[str, Any] | None:
         """Its checkpoint, refused when it is that of another experiment."""
 
         def differences(saved: Mapping[str, Any]) -> list[str]:
             spec = {key: like.plain()[key] for key in ("task", "config")}
             return store.differences(saved, spec, like.config.incidental)
 
-        warn = lambda text: tell(Event("note", "", text=text))  # noqa: E731
-        return checkpoint.read(self.path, differences, self.data, warn)
+        return store.read_checkpoint(self.path, differences, self.data)
 
-    def under_way(self, like: RunSpec, done: Collection[str], tell: Tell) -> list[RunSpec]:
+    def under_way(self, like: RunSpec, done: Collection[str]) -> list[RunSpec]:
         """The runs of its checkpoint, none where all of them have ended."""
-        saved = self.read(like, tell)
+        saved = self.read(like)
         if saved is None:
             return []
         if all(store.label(line) in done for line in saved["runs"]):
-            checkpoint.remove(self.path)  # the process died between two files
+            self.path.unlink()  # the process died between two files
             return []
         return [
             RunSpec(
@@ -343,7 +274,8 @@ class Fleet(Job):
 
     def do(self, problem: Problem, tell: Tell, stop: Stop) -> list[Outcome]:
         place = environment.device(self.device)
-        with _prepared(place):
+        chosen = place.type == "cuda" or os.environ.get("OMP_NUM_THREADS")
+        with threads(torch.get_num_threads() if chosen else environment.available_cores()):
             return _Fleets(self, problem, place, tell, stop).run()
 
 
@@ -355,7 +287,6 @@ class _Fleets:
     ) -> None:
         self.job, self.problem, self.device = job, problem, device
         self.tell, self.stop = tell, stop
-        self.lines = job.out / job.lines
         self.outcomes: list[Outcome] = []
 
     def run(self) -> list[Outcome]:
@@ -363,22 +294,19 @@ class _Fleets:
         folder = self.job.path.parent
         folder.mkdir(parents=True, exist_ok=True)
         environment.write(folder / store.ENVIRONMENT, self.device, "fleets", True)
-        done = store.read_results(self.lines)
+        done = store.read_results(self.job.lines)
         own = [spec for spec in self.job.specs if spec.label in done]  # of a process that was lost
         self.outcomes = [engine.outcome_of(spec.label, done[spec.label]) for spec in own]
-        left = [spec for spec in self.job.specs if spec.label not in done]
-        saved = self.job.read(self.job.specs[0], self.tell)
+        left = {spec.label: spec for spec in self.job.specs if spec.label not in done}
+        saved = self.job.read(self.job.specs[0])
         held = [store.label(line) for line in saved["runs"]] if saved is not None else []
-        known = {spec.label: spec for spec in left}
-        if saved is not None and known.keys() >= set(held):
-            self._train_all([[known.pop(label) for label in held]], saved)
-        if known and not self.stop():
-            self._train_all(cut(list(known.values()), self._size(list(known.values()))))
-        return self.outcomes
-
-    def _train_all(self, parts: Sequence[list[RunSpec]], saved: Row | None = None) -> None:
-        """One fleet after another; from `saved`, where there is one."""
-        waiting, number = deque(parts), 0
+        waiting, number = deque[list[RunSpec]](), 0
+        if saved is not None and left.keys() >= set(held):
+            waiting.append([left.pop(label) for label in held])
+        else:
+            saved = None
+        if rest := list(left.values()):
+            waiting += cut(rest, self._size(rest))
         while waiting and not self.stop():
             part = waiting.popleft()
             number += 1
@@ -388,6 +316,7 @@ class _Fleets:
                 rest = [spec for each in (part, *waiting) for spec in each]
                 waiting = deque(cut(rest, len(part) // 2))
             saved = None
+        return self.outcomes
 
     def _size(self, specs: list[RunSpec]) -> int:
         """How many runs fit into one fleet."""
@@ -406,33 +335,33 @@ class _Fleets:
         """One fleet. False when it does not fit into memory: with fewer runs it may."""
         try:
             training = self._fleet(specs)
-            fleet = _FleetRun(specs, training, self.job.data, self.job.path, self.tell)
+            fleet = _FleetRun(title, specs, training, self.job, self.tell)
             if saved is not None:
                 fleet.load(saved)
-            if fleet.go(title, self.stop):
-                self._end(fleet, title)
+            if fleet.loop(self.stop):
+                self._end(fleet)
             else:
                 self.outcomes += [Outcome(spec.label, "stopped") for spec in specs]
             return True
         except Exception as error:  # a fleet that breaks does not stop the others
             if not isinstance(error, torch.OutOfMemoryError) or len(specs) == 1:
                 path = self.job.path.with_name(f"failure-{self.job.number}.txt")
-                details, text = keep_traceback(path, error), str(error) or type(error).__name__
-                self.tell(Event("failed", title, text=text, details=details, count=len(specs)))
-                self.outcomes += [Outcome(spec.label, "failed", text) for spec in specs]
+                part = replace(self.job, specs=tuple(specs))
+                self.outcomes += part.raised(error, path, self.tell)
                 return True
         gc.collect()
         torch.cuda.empty_cache()
-        checkpoint.remove(self.job.path)
+        self.job.path.unlink(missing_ok=True)
         text = f"{title}: they do not fit into the memory of {self.device}; trying half of them."
         self.tell(Event("note", title, text=text))
         return False
 
-    def _end(self, fleet: _FleetRun, title: str) -> None:
+    def _end(self, fleet: _FleetRun) -> None:
         results, epochs = fleet.results(), fleet.config.epochs
-        store.write_rows(self.lines, (store.read_results(self.lines) | results).values())
-        checkpoint.remove(fleet.path)
+        lines = store.read_results(self.job.lines) | results
+        store.write_rows(self.job.lines, lines.values())
+        fleet.path.unlink(missing_ok=True)
         self.outcomes += [engine.outcome_of(name, result) for name, result in results.items()]
         reasons = [result["diverged"] for result in results.values() if result["diverged"]]
         text = f"{len(reasons):,} of them diverged, the first {reasons[0]}" if reasons else ""
-        self.tell(Event("finished", title, epochs, epochs, text=text, count=len(results)))
+        self.tell(Event("finished", fleet.title, epochs, epochs, text=text, count=len(results)))

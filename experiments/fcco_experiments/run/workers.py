@@ -1,4 +1,4 @@
-"""Many runs, in this process or in several worker processes: the same numbers, bit for bit.
+"""Worker processes, which change no number, and signals, on which every run saves itself.
 
 Each worker has a pipe of its own. With a shared queue, a worker that is killed could keep its lock,
 and the others would wait for ever.
@@ -13,107 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import environment
-from ..store import Event, Outcome, RunSpec
-from ..task import Problem
-from .cluster import Cluster
-from .engine import Tell
-from .fleets import Fleets
-from .jobs import Job, LoadError, Run, Stop, load
-
-
-def run(
-    specs: Sequence[RunSpec],
-    out: Path,
-    *,
-    workers: int | None = None,
-    resume: bool = False,
-    tensorboard: bool = False,
-    on_event: Tell = lambda event: None,
-    problem: Problem | None = None,
-    fleets: Fleets | None = None,
-    ray: str | None = None,
-) -> list[Outcome]:
-    """Do all runs; one that diverges or fails does not stop the others.
-
-    On Ctrl-C (or SIGTERM, SIGHUP) every run under way ends its step, saves itself and is
-    `"stopped"`, as are those not begun. A second Ctrl-C kills.
-
-    Args:
-        specs: of one experiment.
-        out: folder of the comparison.
-        workers: processes; unless given, as many as this process has cores, or one on a GPU,
-            whose memory they would share; 1 works in this process.
-        resume: go on from checkpoints.
-        tensorboard: whether to write scalars for TensorBoard.
-        on_event: called with each event, in this process.
-        problem: data and model, if they are loaded already; worker processes load their own.
-        fleets: trains the runs that a fleet can hold together, before the others.
-        ray: the address of a Ray cluster that does all of this, see `cluster.Cluster`.
-    """
-    if not specs:
-        return []
-    jobs: list[Job] = []
-    outcomes: list[Outcome] = []
-    with contextlib.ExitStack() as stack:
-        tell, stop = stack.enter_context(stoppable(on_event))
-        cluster = None if ray is None else stack.enter_context(Cluster(ray))
-        if fleets is not None:
-            problem = problem or load(specs[0], tell)
-            gpus = None if cluster is None else cluster.gpus(fleets.wanted(specs[0]))
-            jobs += fleets.jobs(specs, out, problem, tell, gpus)
-        held = {spec.label for job in jobs for spec in job.specs}
-        again = resume or cluster is not None  # there, a run may be begun twice
-        device = specs[0].config.preferred_device or "cpu"
-        alone = [Run((s,), out, device, again, tensorboard) for s in specs if s.label not in held]
-        if cluster is not None:
-            outcomes = cluster.run([*jobs, *alone], tell, stop)
-        else:
-            for job in jobs:
-                outcomes += [] if stop() else job.do(problem, tell, stop)  # type: ignore[arg-type]
-            if alone and not stop():
-                number = processes([job.specs[0] for job in alone], workers)
-                if number > 1:
-                    outcomes += _Pool(deque(alone), tell, stop, number).run()
-                else:
-                    outcomes += _run_here(alone, tell, stop, problem)
-    done = {outcome.run: outcome for outcome in outcomes}
-    return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in specs]
-
-
-def processes(specs: Sequence[RunSpec], workers: int | None) -> int:
-    """How many processes `run` will start; 1 means none but this."""
-    if not specs:
-        return 1
-    if workers is None:
-        device = environment.device(specs[0].config.preferred_device or "cpu")
-        workers = 1 if device.type == "cuda" else environment.available_cores()
-    return min(workers, len(specs))
-
-
-def _run_here(
-    jobs: Sequence[Job], tell: Tell, stop: Stop, problem: Problem | None
-) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # another number may round differently
-    try:
-        loaded = problem or load(jobs[0].specs[0], tell)
-        for job in jobs:
-            if stop():
-                break
-            outcomes += job.do(loaded, tell, stop)
-    finally:
-        torch.set_num_threads(threads)
-    return outcomes
-
+from ..store import Event, Outcome
+from .engine import Job, LoadError, Stop, Tell, load
 
 # --- signals --------------------------------------------------------------------------------------
 
@@ -211,91 +117,75 @@ class _ParentPipe:
         return self.stopped
 
 
-@dataclass(eq=False)
 class _Worker:
     """The parent's view of a worker."""
 
-    process: Any
-    pipe: Connection
-    job: Job | None = None  # what it does
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
+        self.pipe, theirs = context.Pipe()
+        # Not a daemon: those may not have processes of their own, which data loaders need.
+        self.process: Any = context.Process(target=_work, args=(theirs,))
+        with _blocked_signals():
+            self.process.start()
+        theirs.close()  # or the end of the worker would not end the pipe
+        self.job: Job | None = None  # what it does
+
+    def assign(self, job: Job | None) -> None:
+        """Give it a job, or None, after which it ends."""
+        self.job = job
+        self.send(job)
 
     def send(self, message: Job | None) -> None:
-        with contextlib.suppress(OSError):  # it is dead, which `_Pool._receive` notices
+        """A message during a job means: stop."""
+        with contextlib.suppress(OSError):  # it is dead, which `ended` notices
             self.pipe.send(message)
 
-
-@dataclass
-class _Pool:
-    """Workers (`number` processes), and the jobs that wait for them."""
-
-    waiting: deque[Job]
-    tell: Tell
-    stop: Stop
-    number: int
-    outcomes: list[Outcome] = field(default_factory=list)
-    workers: list[_Worker] = field(default_factory=list)
-
-    def run(self) -> list[Outcome]:
-        """The outcomes of the jobs that were begun, in the order of their ends."""
-        stopped = False
-        try:
-            while self.workers or self.waiting:
-                if self.stop() and not stopped:
-                    stopped = True
-                    self.waiting.clear()
-                    for worker in self.workers:
-                        worker.send(None)
-                while self.waiting and len(self.workers) < self.number:
-                    self.workers.append(worker := self._start())
-                    self._assign(worker)
-                pipes: dict[Any, _Worker] = {worker.pipe: worker for worker in self.workers}
-                for ready in wait(list(pipes), timeout=0.1):
-                    self._receive(pipes[ready])
-        finally:
-            for worker in self.workers:
-                worker.process.kill()
-                worker.process.join()
-        return self.outcomes
-
-    def _start(self) -> _Worker:
-        context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
-        ours, theirs = context.Pipe()
-        # Not a daemon: those may not have processes of their own, which data loaders need.
-        process = context.Process(target=_work, args=(theirs,))
-        with _blocked_signals():
-            process.start()
-        theirs.close()  # or the end of the worker would not end the pipe
-        return _Worker(process, ours)
-
-    def _assign(self, worker: _Worker) -> None:
-        """Send the next job, or None, after which the worker ends."""
-        worker.job = self.waiting.popleft() if self.waiting else None
-        worker.send(worker.job)
-
-    def _receive(self, worker: _Worker) -> None:
-        try:
-            message = worker.pipe.recv()
-        except (EOFError, OSError):
-            self._ended(worker)
-            return
-        if isinstance(message, list):
-            self.outcomes += message
-            self._assign(worker)
-        elif isinstance(message, Event):
-            self.tell(message)
-        else:
-            raise message
-
-    def _ended(self, worker: _Worker) -> None:
-        """Remove a worker; one that ended during a run was killed, unless it was asked to stop."""
-        worker.process.join()
-        worker.pipe.close()
-        self.workers.remove(worker)
-        code = worker.process.exitcode
-        if worker.job is None or (code == 0 and self.stop()):
-            return
+    def ended(self, stopped: bool, tell: Tell) -> list[Outcome]:
+        """The outcomes of a worker that is gone; it was killed, unless it was asked to stop."""
+        self.process.join()
+        self.pipe.close()
+        code = self.process.exitcode
+        if self.job is None or (code == 0 and stopped):
+            return []
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self.outcomes += worker.job.died(how, self.tell)
+        return self.job.failed(f"its process died ({how}); --resume goes on with it", tell)
+
+
+def pool(jobs: Sequence[Job], number: int, tell: Tell, stop: Stop) -> list[Outcome]:
+    """Do jobs in so many processes; the outcomes of those that were begun."""
+    waiting, outcomes, stopped = deque(jobs), list[Outcome](), False
+    workers: dict[Any, _Worker] = {}
+    try:
+        while workers or waiting:
+            if stop() and not stopped:
+                stopped = True
+                waiting.clear()
+                for worker in workers.values():
+                    worker.send(None)
+            while waiting and len(workers) < number:
+                worker = _Worker()
+                workers[worker.pipe] = worker
+                worker.assign(waiting.popleft())
+            for pipe in wait(list(workers), timeout=0.1):
+                worker = workers[pipe]
+                try:
+                    message = worker.pipe.recv()
+                except (EOFError, OSError):
+                    del workers[pipe]
+                    outcomes += worker.ended(stopped, tell)
+                    continue
+                if isinstance(message, Event):
+                    tell(message)
+                elif isinstance(message, LoadError):
+                    raise message
+                else:
+                    outcomes += message
+                    worker.assign(waiting.popleft() if waiting else None)
+    finally:
+        for worker in workers.values():
+            worker.process.kill()
+            worker.process.join()
+    return outcomes
 
 
 @contextlib.contextmanager

@@ -351,14 +351,16 @@ class BaseTraining(Training):
         return self._samples_per_step
 
     @abstractmethod
-    def update(self) -> None:
-        """Draw a batch and step the optimizer with it."""
+    def loss(self) -> Tensor:
+        """The loss of the next batch, whose gradient the optimizer takes."""
 
     def step(self) -> None:
         start = time.perf_counter()
         epoch = self.steps / self.steps_per_epoch
         self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
-        self.update()
+        self.loss().backward()
+        self.built.optimizer.step()
+        self.built.optimizer.zero_grad()
         self.steps += 1
         self.seconds += time.perf_counter() - start
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import backbones, environment
 from ..data.grouped import GroupedData, GroupedPart, Samples, Vectors
 from ..task import Problem, Progress
-from .base import OnMachine, perceptron
+from .base import BaseTraining, OnMachine, autocast, perceptron
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,3 +177,13 @@ class NetworkProblem(Problem):
 
     def fingerprint(self) -> str:
         return self.data.fingerprint
+
+
+class NetworkTraining(BaseTraining):
+    """A run of a network of this kind."""
+
+    def scores(self, inputs: Tensor) -> Tensor:
+        """What the network makes of inputs, in float32."""
+        with autocast(self.config, self.device):
+            scores = self.model(inputs)
+        return scores if self.config.precision == "float32" else scores.float()

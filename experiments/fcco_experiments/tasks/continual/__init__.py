@@ -13,7 +13,7 @@ from ...task import Method, Metric, Panel, Progress, Row, Rule
 from ..words import SECONDS, SPEED, BaseTask
 from .model import Continual
 from .problem import ContinualProblem
-from .training import METHODS, BuiltMethod
+from .training import METHODS, Contrasting, build
 
 __all__ = ["TASK", "Continual", "ContinualProblem", "ContinualTask"]
 
@@ -79,8 +79,8 @@ class ContinualTask(BaseTask):
             if kind != side and not texts:
                 yield (key,), f"`{key}: {name}` takes {kind}s, not {side}s."
 
-    def build(self, config: Any, method: Method) -> BuiltMethod:
-        return BuiltMethod(nn.Linear(1, 1), method, config, 2, 2)
+    def build(self, config: Any, method: Method) -> Contrasting:
+        return build(nn.Linear(1, 1), method, config, 2, 2)
 
     def words(self, block: str, config: Continual, **values: Any) -> tuple[str, ...]:
         return super().words(block, config, allowed=_allowed(config), **values)

@@ -59,10 +59,9 @@ class Continual(Scheduled, OnMachine):
     heads: int = 16  # rank of the text projection's head for each protected class; 0 for none
     temperature: float = 0.05  # tau, of the contrastive loss and of the classifier
     sample_limit: int = 0  # samples of each class at most; 0 keeps all
-    old: str = ""  # file with the old model's weights; it is trained first unless given
-    old_share: float = 1.0  # of the protected classes' training images, for that training
+    old_share: float = 1.0  # of the protected classes' training images, for the old model
     protect: Literal["train", "held-out"] = "train"
-    old_epochs: int = 5  # of that training, on the pairs of the protected classes
+    old_epochs: int = 5  # of its training, on the pairs of the protected classes
     old_lr: float = 1e-3
     old_batch: int = 128
     batch: int = 64  # target pairs
@@ -76,15 +75,9 @@ class Continual(Scheduled, OnMachine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for names, least in (
-            ("tokens width old_batch batch negatives per_class steps_per_epoch", 1),
-            ("heads sample_limit old_epochs forget_limit", 0),
-        ):
-            for name in names.split():
-                if getattr(self, name) < least:
-                    raise ValueError(
-                        f"`{name}` must be at least {least} but is: {getattr(self, name)}."
-                    )
+        self.at_least(1, "tokens", "width", "old_batch", "batch", "negatives", "per_class")
+        self.at_least(1, "steps_per_epoch")
+        self.at_least(0, "heads", "sample_limit", "old_epochs", "forget_limit")
         for text in (self.prompt, *self.captions):
             if [text.count(mark) for mark in ("{}", "{", "}")] != [1, 1, 1]:
                 raise ValueError(

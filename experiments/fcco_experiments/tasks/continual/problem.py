@@ -30,7 +30,7 @@ from ...data.grouped import (
     WithinGroups,
     cut_within_groups,
 )
-from ...data.images import ImageFiles
+from ...data.samples import ImageFiles
 from ...data.sources import cache_folder, digest
 from ...task import Method, Problem, Progress
 from ..base import chunks, loader
@@ -46,9 +46,6 @@ OLD_FIELDS = (
     "old_share", "old_epochs", "old_lr", "old_batch", "precision",
 )  # fmt: skip
 """Fields of the config that the old model depends on."""
-LOSS_FIELDS = (
-    "prompt", "protected", "target", "temperature", "precision", "size", "tokens", "train",
-)  # fmt: skip
 OLD_DECAY = 0.1
 
 
@@ -244,21 +241,16 @@ class ContinualProblem(Problem):
     # The old model.
 
     def old_model(self, seed: int) -> TwoBackbones:
-        """The model that every method starts from: given, or trained first."""
+        """The model that every method starts from."""
         if seed not in self._old:
             self._old[seed] = self.make_old(seed)
         model = self.network(seed)
-        try:
-            model.load_state_dict(self._old[seed])
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"`old` does not fit the model of this config: {error}") from error
+        model.load_state_dict(self._old[seed])
         return model.to(self.device)
 
     def make_old(self, seed: int) -> dict[str, Tensor]:
-        """Weights of the old model for this process: given, cached, or trained and put there."""
+        """Weights of the old model, from the cache, or trained and put there."""
         config = self.config
-        if config.old:
-            return read_old(config.old)
         known = {name: getattr(config, name) for name in OLD_FIELDS}
         known |= {"data": self.fingerprint(), "backbones": self._backbone_checksums}
         known |= {"device": self.device.type, "seed": seed, "version": OLD_VERSION}
@@ -330,11 +322,7 @@ class ContinualProblem(Problem):
         return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
     def old_losses(self, model: nn.Module, seed: int) -> fcco.ReferenceLosses:
-        """The old model's logistic loss on each protected training sample, computed once.
-
-        They are kept in the cache under a fingerprint of the model, the rows, the data and the
-        frozen backbones, which are not in the model.
-        """
+        """The old model's logistic loss on each protected training sample."""
         config, encoder, (rows, label) = self.config, Encoder(self, model), self.protected(seed)
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -343,24 +331,10 @@ class ContinualProblem(Problem):
                 target = label[places].to(self.device)
                 yield places, cross_entropy(scores, target, reduction="none")
 
-        asked = hashlib.sha256(rows.numpy().tobytes() + label.numpy().tobytes()).hexdigest()
-        inputs = f"{self.fingerprint()}, {self._backbone_checksums}"
-        known = json.dumps([inputs, asked, [getattr(config, name) for name in LOSS_FIELDS]])
-        return fcco.ReferenceLosses.measure(
-            model, batches, len(rows), data=known, cache=cache_folder() / "old"
-        ).to(self.device)
+        return fcco.ReferenceLosses.measure(model, batches, len(rows)).to(self.device)
 
     def start(self, method: Method, seed: int) -> ContinualTraining:
         return ContinualTraining(self, method, seed)
 
     def fingerprint(self) -> str:
         return self.data.fingerprint
-
-
-def read_old(path: str) -> dict[str, Tensor]:
-    """The weights that the key `old` of a config names: a state dict, or a file of the cache."""
-    try:
-        content: Any = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch, pickle and zipfile have one each
-        raise ValueError(f"`old: {path}` is no file of weights: {error}.") from error
-    return content.get("values", content) if isinstance(content, dict) else content

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -41,92 +42,52 @@ METHODS = CONSTRAINED | {
     " more.",
     "finetune": "Finetune: the contrastive loss alone, which keeps nothing; for reference.",
 }
-MORE = {"automatic": ("margin",), "weighted": ("weight",)}
-"""Settings of methods whose settings are not all those of `fcco.constrained`."""
 _BY_TASK = ("objective", "outer", "dim", "tolerance", "process_group")
 """Settings of `fcco.constrained` that the task decides."""
 
 
-Values = Callable[[], tuple[Tensor, Tensor]]
+@dataclass
+class Contrasting(Stepped):
+    """A method with the contrastive term of the target."""
+
+    contrast: fcco.contrastive.ContrastiveTerm
 
 
-class BuiltMethod(Stepped):
-    """A method on this task: optimizer, contrastive term of the target, and constraints.
-
-    `automatic` is `fcco.constrained` without settings.
+def build(
+    model: nn.Module, method: Method, config: Continual, targets: int, others: int
+) -> Contrasting:
+    """A method with its optimizer, the contrastive term of the target, and constraints.
 
     `contrast_gamma` of the settings is gamma_1, of the contrastive term; gamma_1' is 0.1 for the
-    methods with MSVR and 0 for the others. `targets` and `others` are the numbers of pairs of the
-    target and of the protected classes.
+    methods with MSVR and 0 for the others.
+
+    Args:
+        model: what is trained.
+        method: its settings; those of a method with constraints go to `fcco.constrained`.
+        config: with the protected classes and the temperature.
+        targets: number of pairs of the target.
+        others: of pairs of the protected classes; replay has them as anchors, too.
     """
-
-    def __init__(
-        self, model: nn.Module, method: Method, config: Continual, targets: int, others: int
-    ) -> None:
-        word, settings = method.method, dict[str, Any](method.settings)
-        _check(method, config)
-        optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], method)
-        self.constrained = word in CONSTRAINED
-        self.replays = word == "replay"  # pairs of protected classes are anchors, too
-        self.weight = 0.0 if self.constrained else settings.get("weight", 0.0)
-        self.contrast = fcco.contrastive.ContrastiveTerm(
-            targets + (others if self.replays else 0),
-            temperature=config.temperature,
-            gamma=settings.pop("contrast_gamma", 0.8),
-            correction=0.1 if word in ("automatic", "sonex", "sonx", "alexr2") else 0.0,
-            offset=1 / others,
-            normalize=False,  # the model's vectors have length 1
-            device=next(model.parameters()).device,
-        )
-        if self.constrained:
-            if word != "automatic":
-                settings["method"] = word
-            objective = fcco.constrained(
-                model, optimizer, list(config.protected), objective=self.contrast, **settings
-            )
-            super().__init__(objective, objective.optimizer, optimizer)  # type: ignore[arg-type]
-        else:
-            objective = fcco.Compositional(model, optimizer, self.contrast)
-            super().__init__(objective, optimizer, optimizer)
-
-    def loss(
-        self,
-        values: Values,
-        index: Mapping[str, Tensor],
-        gradient: Values | None = None,
-        gradient_index: Mapping[str, Tensor] | None = None,
-    ) -> Any:
-        """What is differentiated.
-
-        `values` runs the model and gives the entries of the contrastive term and, for each sample
-        of a protected class, its loss minus the old one; `index` has the block ids of both.
-        `gradient` is the same for other samples of the protected classes, which carry the gradient.
-        """
-        if self.constrained:
-
-            def named(function: Values) -> Callable[[], Any]:
-                return lambda: dict(zip(("objective", "constraints"), function(), strict=True))
-
-            apart: dict[str, Any] = {}
-            if gradient is not None and gradient_index is not None:
-                apart = {"gradient": named(gradient), "gradient_index": dict(gradient_index)}
-            return self.objective(named(values), dict(index), **apart)
-
-        def entries() -> Any:
-            contrast, differences = values()
-            # The old losses are constants: the differences have the gradient of the losses.
-            return (self.weight * differences, contrast) if self.weight else contrast
-
-        return self.objective(entries, index["objective"])
-
-    def multipliers(self) -> Tensor:
-        """One per protected class, 0 where not seen."""
-        return self.objective.term.multipliers().detach().nan_to_num(nan=0.0)
-
-    def tracked(self) -> Tensor:
-        """The running values of the constraints, NaN where not seen."""
-        tracker = self.objective.term.tracker
-        return torch.where(tracker.seen, tracker.value.squeeze(-1), torch.nan)
+    word, settings = method.method, dict[str, Any](method.settings)
+    _check(method, config)
+    optimizer = make_optimizer([p for p in model.parameters() if p.requires_grad], method)
+    contrast = fcco.contrastive.ContrastiveTerm(
+        targets + (others if word == "replay" else 0),
+        temperature=config.temperature,
+        gamma=settings.pop("contrast_gamma", 0.8),
+        correction=0.1 if word in ("automatic", "sonex", "sonx", "alexr2") else 0.0,
+        offset=1 / others,
+        normalize=False,  # the model's vectors have length 1
+        device=next(model.parameters()).device,
+    )
+    if word not in CONSTRAINED:
+        objective = fcco.Compositional(model, optimizer, contrast)
+        return Contrasting(objective, optimizer, optimizer, contrast)
+    if word != "automatic":
+        settings["method"] = word
+    names = list(config.protected)
+    objective = fcco.constrained(model, optimizer, names, objective=contrast, **settings)
+    return Contrasting(objective, objective.optimizer, optimizer, contrast)  # type: ignore[arg-type]
 
 
 def _check(method: Method, config: Continual) -> None:
@@ -137,9 +98,9 @@ def _check(method: Method, config: Continual) -> None:
         raise ValueError(
             f"`independent` is for constraints with `protect: held-out` but is set for {word}."
         )
-    known = ("contrast_gamma", *MORE.get(word, ()))
+    known = ("contrast_gamma", *(["weight"] if word == "weighted" else []))
     for name in settings:
-        if (word in MORE or word not in CONSTRAINED) and name not in known:
+        if (word == "automatic" or word not in CONSTRAINED) and name not in known:
             raise ValueError(f"`settings.{name}` is not for {word}: {', '.join(known)}.")
     if word == "weighted" and not float(settings.get("weight", 0.0)) > 0:
         raise ValueError("`settings.weight` is needed for weighted, above 0.")
@@ -228,7 +189,7 @@ class ContinualTraining(BaseTraining):
     """
 
     config: Continual
-    built: BuiltMethod
+    built: Contrasting
     batches: Batches
 
     def __init__(self, problem: ContinualProblem, method: Method, seed: int) -> None:
@@ -240,10 +201,12 @@ class ContinualTraining(BaseTraining):
         train = self.parts["train"]
         self.target = train.rows[train.label == len(config.protected)]
         self.learned = problem.learned(seed)
-        replays = method.method == "replay"
-        self.others = (self.protected, self.label) if replays else self.learned
+        self.constrained = method.method in CONSTRAINED
+        self.replays = method.method == "replay"  # pairs of protected classes are anchors, too
+        self.weight = float(method.settings.get("weight", 0.0)) if not self.constrained else 0.0
+        self.others = (self.protected, self.label) if self.replays else self.learned
         self.encoder = Encoder(problem, model)
-        built = BuiltMethod(model, method, config, len(self.target), len(self.others[0]))
+        built = build(model, method, config, len(self.target), len(self.others[0]))
         number = len(config.protected)
         drawn = [
             (torch.zeros_like(self.target), 1, config.batch),
@@ -268,21 +231,29 @@ class ContinualTraining(BaseTraining):
         with self.evaluating():
             self.old = {name: figures[0] for name, figures in self._classes().items()}
 
-    def update(self) -> None:
+    def loss(self) -> Tensor:
         images, places = self.batches.draw()
-        batch = Batch(images, *places)
+        batch, objective = Batch(images, *places), self.built.objective
         pairs = batch.anchors
-        if self.built.replays:
+        if self.replays:
             pairs = torch.cat([pairs, len(self.target) + batch.negatives])
-        kept = self.label[batch.kept]
-        index = {"objective": pairs.to(self.device), "constraints": kept.to(self.device)}
-        apart: tuple[Any, ...] = ()
-        if batch.steered is not None:
-            other = self.learned[1][batch.steered].to(self.device)
-            apart = lambda: self._values(batch, apart=True), index | {"constraints": other}
-        self.built.loss(lambda: self._values(batch), index, *apart).backward()
-        self.built.optimizer.step()
-        self.built.optimizer.zero_grad()
+        pairs = pairs.to(self.device)
+
+        def values(apart: bool = False) -> dict[str, Tensor]:
+            return dict(zip(("objective", "constraints"), self._values(batch, apart), strict=True))
+
+        def entries() -> Any:
+            contrast, differences = self._values(batch)
+            # The old losses are constants: the differences have the gradient of the losses.
+            return (self.weight * differences, contrast) if self.weight else contrast
+
+        if not self.constrained:
+            return objective(entries, pairs)
+        index = {"objective": pairs, "constraints": self.label[batch.kept].to(self.device)}
+        if batch.steered is None:
+            return objective(values, index)
+        other = index | {"constraints": self.learned[1][batch.steered].to(self.device)}
+        return objective(values, index, gradient=lambda: values(apart=True), gradient_index=other)
 
     def _values(self, batch: Batch, apart: bool = False) -> tuple[Tensor, Tensor]:
         """Entries of the contrastive term, and what each protected sample lost since the start.
@@ -301,7 +272,7 @@ class ContinualTraining(BaseTraining):
         target = torch.full((anchors,), len(self.config.protected))
         label = torch.cat([target, self.others[1][batch.negatives]]).to(self.device)
         anchor = None
-        if not self.built.replays:
+        if not self.replays:
             anchor = torch.arange(pairs, device=self.device) < anchors
         entries = self.built.contrast.inner(seen[:pairs], read[:pairs], label=label, anchor=anchor)
         scores = self.encoder.scores(seen[pairs:], read[pairs:])
@@ -328,13 +299,18 @@ class ContinualTraining(BaseTraining):
                 limit = self.config.forget_limit
                 row |= changes(PART_KEYS[name], now, self.old[name], limit)
             row["objective"] = self._objective(figures["train"][1])
-        if self.built.constrained:
-            row["multipliers"] = self.built.multipliers().tolist()
-            tracked = self.built.tracked()
-            if not bool(tracked.isnan().any()):
-                gap = tracked.double().cpu() - torch.tensor(row["constraints"], dtype=torch.float64)
+        if self.constrained:
+            row["multipliers"] = self._multipliers().tolist()
+            tracker = self.built.objective.term.tracker
+            if bool(tracker.seen.all()):
+                true = torch.tensor(row["constraints"], dtype=torch.float64)
+                gap = tracker.value.squeeze(-1).double().cpu() - true
                 row["tracking_error"] = gap.square().mean().sqrt().item()
         return row
+
+    def _multipliers(self) -> Tensor:
+        """One per protected class, 0 where not seen."""
+        return self.built.objective.term.multipliers().detach().nan_to_num(nan=0.0)
 
     @torch.no_grad()
     def _objective(self, images: Tensor) -> float:
@@ -402,9 +378,8 @@ class ContinualTraining(BaseTraining):
             "kkt_feasibility": best.feasibility,
             "best_multipliers": best.multipliers.tolist(),
         }
-        if self.built.constrained:
-            prices = self.built.multipliers()
-            used = diagnostics.kkt(loss, inner, number, parameters, multipliers=prices)
+        if self.constrained:
+            used = diagnostics.kkt(loss, inner, number, parameters, multipliers=self._multipliers())
             row["kkt_stationarity"] = used.stationarity
             row["kkt_complementarity"] = used.complementarity
         return row

@@ -98,7 +98,7 @@ class FairnessProblem(Problem):
         loaded: data.GroupedData | None = None,
     ) -> None:
         self.config = config
-        self.data = loaded or data.load_two_groups(
+        self.data = loaded or data.load_grouped(
             config.data, columns=config.columns, validation=config.validation, progress=progress
         )
         self._parts: dict[int, dict[str, Cells]] = {}

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fcco.groups import HoldOut
 
@@ -21,8 +20,6 @@ from ..base import PART_KEYS, Schedule, Scheduled, perceptron
 
 SMALLEST = 1e-6
 """Least deviation of scores that is divided by: all of them may be equal at the start."""
-LABELS = (0.0, 1.0, 0.0, 1.0)
-"""Of the four cells 2 group + label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +40,6 @@ class Fairness(Scheduled):
     decay: float = 0.1
     score: Literal["normalised", "unbounded"] = "normalised"
     temperature: float = 0.2  # T of the rates
-    pair_temperature: float = 1.0  # of the sigmoid in the pairwise AUC objective
-    objective: Literal["auc", "bce"] = "auc"  # pairwise sigmoid, or cross-entropy
     thresholds: tuple[float, ...] = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)  # tau
     tolerance: float = 0.005  # kappa
     batch: int = 128  # samples, a quarter from each cell (group, label)
@@ -59,7 +54,6 @@ class Fairness(Scheduled):
         finite = [math.isfinite(tau) for tau in self.thresholds]
         for name, valid, wanted in (
             ("temperature", 0 < self.temperature < math.inf, "be above 0"),
-            ("pair_temperature", 0 < self.pair_temperature < math.inf, "be above 0"),
             ("hidden", all(width >= 1 for width in self.hidden), "hold widths from 1 on"),
             ("batch", self.batch >= 4 and self.batch % 4 == 0, "be a multiple of 4 (cells)"),
             ("tolerance", 0 <= self.tolerance < math.inf, "be at least 0"),
@@ -201,22 +195,18 @@ class Scorer(nn.Module):
         return ((output - mean) / deviation.clamp(min=SMALLEST)).view(4, -1)
 
     def loss(self, cells: Tensor) -> Tensor:
-        r"""Of the scores of a batch (4, b): minus the pairwise sigmoid AUC, or the cross-entropy.
+        r"""Minus the pairwise sigmoid AUC of the scores of a batch (4, b).
 
         .. math::
-            -\sum_{i\in +}\sum_{j\in -} p_i p_j\, \sigma((s_i - s_j)/T_p)
+            -\sum_{i\in +}\sum_{j\in -} p_i p_j\, \sigma(s_i - s_j)
 
         with the weights p that make a batch with equal cells an unbiased sample of the pairs.
         """
         width = cells.shape[1]
-        if self.config.objective == "bce":
-            target = cells.new_tensor(LABELS)[:, None].expand_as(cells)
-            losses = binary_cross_entropy_with_logits(cells, target, reduction="none")
-            return self.prior @ losses.mean(1)
         weight = self.prior.view(2, 2)
         weight = (weight / weight.sum(0)).repeat_interleave(width, 0) / width
         positive, negative = cells[1::2].reshape(-1), cells[0::2].reshape(-1)
-        won = torch.sigmoid((positive[:, None] - negative) / self.config.pair_temperature)
+        won = torch.sigmoid(positive[:, None] - negative)
         return -(weight[:, 1] @ won @ weight[:, 0])
 
     def rates(self, cells: Tensor) -> Tensor:

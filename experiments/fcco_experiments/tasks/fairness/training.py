@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
 from fcco import diagnostics
@@ -19,7 +18,6 @@ from fcco.methods import ALIASES
 from ...task import FleetTraining, Method, Row
 from ..base import BaseTraining, Stepped, check_method, learning_rate_factor, make_optimizer
 from .model import (
-    LABELS,
     SMALLEST,
     CellBatches,
     Cells,
@@ -134,20 +132,16 @@ class FairnessTraining(BaseTraining):
         super().__init__(config, method, model, built, batches, torch.device("cpu"), epoch)
         self.parameters = list(model.parameters())
 
-    def update(self) -> None:
+    def loss(self) -> Tensor:
         def values(rows: Tensor) -> Any:
             return self.built.values(self.model, self.train.inputs[rows])
 
         first, *second = self.batches.draw()
         if self.built.objective is None:
-            loss = values(first)
-        elif not second:
-            loss = self.built.objective(lambda: values(first))
-        else:
-            loss = self.built.objective(lambda: values(first), gradient=lambda: values(*second))
-        loss.backward()
-        self.built.optimizer.step()
-        self.built.optimizer.zero_grad()
+            return values(first)
+        if not second:
+            return self.built.objective(lambda: values(first))
+        return self.built.objective(lambda: values(first), gradient=lambda: values(*second))
 
     def evaluate(self) -> Row:
         total = self.config.epochs * self.steps_per_epoch
@@ -172,11 +166,7 @@ class FairnessTraining(BaseTraining):
 
     def _loss(self) -> Tensor:
         """The objective on all training data."""
-        cells = self._cells()
-        if self.config.objective == "auc":
-            return pair_loss(*by_label(cells), self.config.pair_temperature)
-        label = torch.tensor(LABELS).repeat_interleave(self.train.counts)
-        return binary_cross_entropy_with_logits(torch.cat(cells), label.to(cells[0]))
+        return pair_loss(*by_label(self._cells()))
 
     def _violations(self, index: Tensor) -> Tensor:
         rates = self.model.full_rates(self._cells())
@@ -215,11 +205,11 @@ class FairnessTraining(BaseTraining):
             }
 
 
-def pair_loss(positive: Tensor, negative: Tensor, temperature: float, rows: int = 256) -> Tensor:
+def pair_loss(positive: Tensor, negative: Tensor, rows: int = 256) -> Tensor:
     r"""The pairwise sigmoid AUC loss over all pairs of scores, with its exact gradient.
 
     .. math::
-        F = -\frac1{n_+n_-}\sum_{i,j}\sigma((s_i - s_j)/T)
+        F = -\frac1{n_+n_-}\sum_{i,j}\sigma(s_i - s_j)
 
     The matrix of pairs would not fit in memory with a graph: it is made in strips of `rows`
     positive scores without one, and the gradient attached as a linear function of the scores.
@@ -228,13 +218,13 @@ def pair_loss(positive: Tensor, negative: Tensor, temperature: float, rows: int 
         total = positive.new_zeros((), dtype=torch.float64)
         rising, falling = [], torch.zeros_like(negative)
         for part in positive.split(rows):
-            won = torch.sub(part[:, None], negative).div_(temperature).sigmoid_()
+            won = torch.sub(part[:, None], negative).sigmoid_()
             total += won.sum()
             slope = won.addcmul_(won, won, value=-1)
             rising.append(slope.sum(1))
             falling += slope.sum(0)
         number = len(positive) * len(negative)
-        scale = 1 / (number * temperature)
+        scale = 1 / number
         value = (-total / number).to(positive)
     linear = (-torch.cat(rising) * scale) @ positive + (falling * scale) @ negative
     return value + (linear - linear.detach())

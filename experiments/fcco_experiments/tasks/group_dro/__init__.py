@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from ... import data
-from ...data.grouped import GroupedData
 from ...task import Method, Metric, Panel, Progress, Row, Rule
 from ..base import Stepped
 from ..network import NetworkProblem
@@ -46,7 +45,11 @@ class GroupDROProblem(NetworkProblem):
     """A data set with groups, and the network for it."""
 
     def __init__(self, config: GroupDRO, progress: Progress | None = None) -> None:
-        loaded = _load(config, progress)
+        options: dict[str, Any] = {"distinct": True} if config.distinct else {}
+        loaded = data.load_grouped(
+            config.data, columns=config.columns, size=config.size, limit=config.sample_limit,
+            progress=progress, **options,
+        )  # fmt: skip
         config = config.with_groups(len(loaded.cut(0)["train"].group_names))
         super().__init__(config, loaded, len(loaded.class_names), progress)
 
@@ -56,20 +59,6 @@ class GroupDROProblem(NetworkProblem):
         return GroupDROTraining(
             self.config, method, seed, model, samples, parts, summary, self.device
         )
-
-
-def _load(config: GroupDRO, progress: Progress | None) -> GroupedData:
-    options: dict[str, Any] = {"distinct": True} if config.distinct else {}
-    loaded = data.load_grouped(
-        config.data, columns=config.columns, size=config.size, limit=config.sample_limit,
-        progress=progress, **options,
-    )  # fmt: skip
-    if config.by_accuracy and loaded.summary not in config.choose_by:
-        raise ValueError(
-            f"`choose_by: {config.choose_by}` is no figure of {config.data}: its groups are summed "
-            f"up by val_{loaded.summary}_accuracy."
-        )
-    return loaded
 
 
 class GroupDROTask(BaseTask):
@@ -97,13 +86,9 @@ class GroupDROTask(BaseTask):
 
     def rule(self, config: Any) -> Rule:
         """The figure `choose_by`; the verdict takes that of the test data instead of validation."""
-
-        def score(row: Row) -> tuple[float, ...]:
-            value = row[config.choose_by]
-            return (-value, row["val_cvar"]) if config.by_accuracy else (value,)
-
         (text,) = self.words("rule", config)
-        return Rule(text, score, objective=config.choose_by.replace("val_", "test_"))
+        objective = config.choose_by.replace("val_", "test_")
+        return Rule(text, lambda row: (row[config.choose_by],), objective=objective)
 
     def outcome(self, config: GroupDRO, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
         found = super().outcome(config, methods)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,15 @@ from ...data.grouped import GroupedPart, Samples
 from ...task import Method, Row
 from ..base import (
     PART_KEYS,
-    BaseTraining,
     Batches,
     Scheduled,
     Stepped,
-    autocast,
     check_method,
     chunks,
     make_optimizer,
     per_sample,
 )
-from ..network import Networked
-
-_MOST_BYTES = 1 << 36
-"""Of the gradients of all groups, which the spectrum holds at once."""
+from ..network import Networked, NetworkTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +42,8 @@ class GroupDRO(Scheduled, Networked):
         distinct: drop texts that repeat one of their own group, so that no copy of a training text
             is a test text.
         choose_by: the figure by which a sweep chooses settings and, on test data, a comparison is
-            judged: `"val_cvar"`; `"train_cvar"`, how well the problem is solved, whatever that is
-            worth on other data; or an accuracy over the reported groups, `"val_worst_accuracy"` or
-            `"val_tenth_accuracy"` (tenth percentile), whichever the data set has.
+            judged: `"val_cvar"`, or `"train_cvar"`, how well the problem is solved, whatever that
+            is worth on other data.
         spectrum: compute the smallest eigenvalue of the groups' Jacobian Gram matrix at the end
             (assumption LBSV), over all weights.
     """
@@ -59,9 +53,7 @@ class GroupDRO(Scheduled, Networked):
     groups_per_batch: int = 4  # B1; 0: as many as there are with two samples each
     sample_limit: int = 0  # at most so many samples of each group are kept; 0 keeps all
     distinct: bool = False
-    choose_by: Literal["train_cvar", "val_cvar", "val_worst_accuracy", "val_tenth_accuracy"] = (
-        "val_cvar"
-    )
+    choose_by: Literal["train_cvar", "val_cvar"] = "val_cvar"
     spectrum: bool = False
 
     def __post_init__(self) -> None:
@@ -94,11 +86,6 @@ class GroupDRO(Scheduled, Networked):
     def share(self) -> str:
         """The ratio in words."""
         return f"{100 * self.ratio:g} %"
-
-    @property
-    def by_accuracy(self) -> bool:
-        """Whether settings are chosen by an accuracy, not by the CVaR."""
-        return self.choose_by.endswith("accuracy")
 
 
 # The methods.
@@ -184,8 +171,8 @@ def _check(method: Method) -> None:
     for name in ("smoothing", "nu", "eta") if word == "alexr2" else ():
         if name not in settings:
             raise ValueError(f"`settings.{name}` is needed for {word}.")
-    if method.independent and word != "alexr2":
-        raise ValueError(f"`independent` is for alexr2 but not for {word}.")
+    if method.independent:
+        raise ValueError("`independent` is for none of these methods.")
 
 
 # Figures of an evaluation.
@@ -251,15 +238,7 @@ def figures(
 # The run.
 
 
-class Batch(NamedTuple):
-    """Raw inputs with labels and group ids, on the device."""
-
-    inputs: Tensor
-    label: Tensor
-    group: Tensor
-
-
-class GroupDROTraining(BaseTraining):
+class GroupDROTraining(NetworkTraining):
     """A method on a data set from a seed; `summary` is that of `GroupedData`."""
 
     def __init__(
@@ -275,8 +254,7 @@ class GroupDROTraining(BaseTraining):
     ) -> None:
         self.samples, self.parts, self.summary = samples, parts, summary
         train = self.train = parts["train"]
-        self.copies = 2 if method.independent else 1
-        steps, size = -(-len(train) // (config.batch * self.copies)), config.batch * self.copies
+        steps = -(-len(train) // config.batch)
         model = model.to(device)
         built = build(model, method, config, torch.bincount(train.group), steps * config.epochs)
         # Where groups overlap, a sample that is drawn for one counts in that one alone.
@@ -284,58 +262,21 @@ class GroupDROTraining(BaseTraining):
         group, number, each = drawn.group, config.groups_per_batch, config.per_group
         if built.objective is None:  # without one (ERM) all samples are one group
             drawn, group, number, each = train, torch.zeros_like(train.rows), 1, config.batch
-        sampler = GroupBatchSampler(
-            group, number, each * self.copies, batches_per_epoch=steps, seed=seed
-        )
+        sampler = GroupBatchSampler(group, number, each, batches_per_epoch=steps, seed=seed)
         batches = Batches(config, samples, [drawn.rows], [sampler], device)
-        super().__init__(config, method, model, built, batches, device, (steps, size))
+        super().__init__(config, method, model, built, batches, device, (steps, config.batch))
         ids = drawn.group if drawn.member is None else group
         self._label, self._group = drawn.label.to(device), ids.to(device)
-        number = len(train.group_names)
-        size = 8 * number * sum(w.numel() for w in model.parameters() if w.requires_grad)
-        if config.spectrum and size > _MOST_BYTES:
-            raise ValueError(
-                f"`spectrum` holds the gradients of all {number} groups at once, here "
-                f"{size / 2**30:.0f} GiB, more than {_MOST_BYTES >> 30}; leave it out."
-            )
 
-    # Steps.
-
-    def update(self) -> None:
-        batch, other = self.draw()
-        objective, optimizer = self.built.objective, self.built.optimizer
-        if objective is None:
-            loss = self._losses(batch).mean()
-        elif other is None:
-            loss = objective(lambda: self._losses(batch), batch.group)
-        else:
-            loss = objective(
-                lambda: self._losses(batch), batch.group,
-                gradient=lambda: self._losses(other), gradient_index=other.group,
-            )  # fmt: skip
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def draw(self) -> tuple[Batch, Batch | None]:
-        """The batch of a step, and an independent one if wanted: the odd samples of each group."""
+    def loss(self) -> Tensor:
         inputs, (places,) = self.batches.draw()
         places = places.to(self.device)
-        columns = (inputs, self._label[places], self._group[places])
-        if self.copies == 1:
-            return Batch(*columns), None
-        own, other = (Batch(*(column[start::2] for column in columns)) for start in (0, 1))
-        return own, other
 
-    def _losses(self, batch: Batch) -> Tensor:
-        return cross_entropy(self._scores(batch.inputs), batch.label, reduction="none")
+        def losses() -> Tensor:
+            return cross_entropy(self.scores(inputs), self._label[places], reduction="none")
 
-    def _scores(self, inputs: Tensor) -> Tensor:
-        with autocast(self.config, self.device):
-            scores = self.model(inputs)
-        return scores if self.config.precision == "float32" else scores.float()
-
-    # Figures.
+        objective = self.built.objective
+        return losses().mean() if objective is None else objective(losses, self._group[places])
 
     def evaluate(self) -> Row:
         row, losses, config = Row(), {}, self.config
@@ -366,7 +307,7 @@ class GroupDROTraining(BaseTraining):
         label = part.label.to(self.device)
 
         def both(inputs: Tensor, here: Tensor) -> Tensor:
-            scores, own = self._scores(inputs), label[here]
+            scores, own = self.scores(inputs), label[here]
             losses = cross_entropy(scores, own, reduction="none").double()
             return torch.stack([losses, (scores.argmax(1) == own).double()], 1)
 

@@ -20,16 +20,14 @@ from ...data.grouped import GroupedPart, Samples
 from ...task import Method, Row
 from ..base import (
     PART_KEYS,
-    BaseTraining,
     Batches,
     Scheduled,
     Stepped,
-    autocast,
     check_method,
     make_optimizer,
     per_sample,
 )
-from ..network import Networked
+from ..network import Networked, NetworkTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +297,7 @@ class _Streams:
         self.own.load_state_dict(state["own"])
 
 
-class XRiskTraining(BaseTraining):
+class XRiskTraining(NetworkTraining):
     """A method on a data set from a seed.
 
     Args:
@@ -361,28 +359,22 @@ class XRiskTraining(BaseTraining):
         self._loss = sample_loss(method, config)
         self.warm_steps = round(config.warm * config.epochs * steps)
 
-    def update(self) -> None:
-        objective, optimizer = self.built.objective, self.built.optimizer
+    def loss(self) -> Tensor:
+        objective = self.built.objective
         if objective is None or self.steps < self.warm_steps:
             inputs, (index,) = self.batches.plain.draw()
-            loss = self._loss(self._scores(inputs), self._label[index.to(self.device)]).mean()
-        else:
-            if self.steps == self.warm_steps:
-                # The squares that Adam keeps are those of other gradients, often far larger.
-                optimizer.state.clear()
-            inputs, places = self.batches.own.draw()
-            streams = zip(self._places, places, strict=True)
-            index = torch.cat([own[place] for own, place in streams]).to(self.device)
-            known = () if self.config.lists else (self._label[index],)
-            loss = objective(lambda: self._scores(inputs), *known, index)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            return self._loss(self._scores(inputs), self._label[index.to(self.device)]).mean()
+        if self.steps == self.warm_steps:
+            # The squares that Adam keeps are those of other gradients, often far larger.
+            self.built.optimizer.state.clear()
+        inputs, places = self.batches.own.draw()
+        streams = zip(self._places, places, strict=True)
+        index = torch.cat([own[place] for own, place in streams]).to(self.device)
+        known = () if self.config.lists else (self._label[index],)
+        return objective(lambda: self._scores(inputs), *known, index)
 
     def _scores(self, inputs: Tensor) -> Tensor:
-        with autocast(self.config, self.device):
-            scores = self.model(inputs).squeeze(1)
-        return scores if self.config.precision == "float32" else scores.float()
+        return self.scores(inputs).squeeze(1)
 
     def evaluate(self) -> Row:
         row, config = Row(), self.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,31 +27,31 @@ def unchanged(tracker: fcco.tracker.InnerTracker, state: dict) -> bool:
     return all(torch.equal(now[k], state[k]) for k in ("value", "seen", "_extra_state"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_inner": 0}, r"`InnerTracker\(num_inner=...\)` must be at least 1 but is: 0"),
-        ({"dim": 1.5}, r"dim=...\)` must be an integer"),
-        ({"gamma": -0.1}, r"`InnerTracker\(gamma=...\)` must lie in \[0.0, 1.0\] but is: -0.1"),
-        ({"gamma": NAN}, r"gamma=...\)` must lie in .* nan"),
-        ({"gamma": 1.0, "correction": "theory"}, r"gamma=...\)` must lie in \[0.0, 1.0\)"),
-        (
-            {"correction": -1.0},
-            r"`InnerTracker\(correction=...\)` must lie in \[0.0, inf\) but is: -1.0",
-        ),
-        ({"correction": INF}, r"correction=...\)` must .* inf"),
-        ({"correction": "best"}, r"correction=...\)` must be one of 'theory', 'auto'"),
-        ({"gamma": 0.0, "correction": 0.0}, r"gamma=0\)`.* never moves with `correction=0`"),
-        ({"read": "both"}, r"read=...\)` must be one of 'old', 'new' but is: 'both'"),
-        ({"refresh_every": 0}, r"refresh_every=...\)` must be at least 1"),
-        ({"on_nonfinite": "ignore"}, r"on_nonfinite=...\)` must be one of 'raise', 'skip'"),
-        ({"dtype": torch.int64}, r"dtype=...\)` must be float32 or float64.*torch.int64"),
-        ({"dtype": torch.bfloat16}, r"dtype=...\)` must be float32 or float64.*torch.bfloat16"),
-    ],
-)
-def test_constructor_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
+AUTO: dict[str, Any] = {"gamma": "auto", "correction": 0.0}
+
+
+@pytest.mark.parametrize(("options", "word"), [
+    ({"num_inner": 0}, "num_inner"), ({"dim": 1.5}, "dim"), ({"gamma": -0.1}, "gamma"),
+    ({"gamma": 1.0, "correction": "theory"}, "gamma"), ({"correction": -1.0}, "correction"),
+    ({"correction": INF}, "correction"), ({"correction": "best"}, "'theory', 'auto'"),
+    ({"gamma": 0.0, "correction": 0.0}, "never moves"), ({"read": "both"}, "'old', 'new'"),
+    ({"refresh_every": 0}, "refresh_every"), ({"on_nonfinite": "ignore"}, "'raise', 'skip'"),
+    ({"dtype": torch.bfloat16}, "dtype"), (AUTO | {"log_space": True}, "measure=True"),
+    ({"gamma": 0.0, "correction": 1.0, "measure": True}, "measure=True"),
+    (AUTO | {"correction": 0.5}, "gamma='auto'"),
+])  # fmt: skip
+def test_constructor_refuses(options, word):
+    with pytest.raises(ValueError, match=word):
         fcco.tracker.InnerTracker(**({"num_inner": 3} | options))
+
+
+@pytest.mark.parametrize("outer, measure, word", [
+    (fcco.outer.Hinge(), False, "measure=True"), (fcco.outer.SquaredHinge(), True, "jump"),
+])  # fmt: skip
+def test_an_automatic_width_needs_an_error_and_a_kink(outer, measure, word):
+    tracker = fcco.tracker.InnerTracker(3, gamma=0.5, correction=0.0, measure=measure)
+    with pytest.raises(ValueError, match=word):
+        fcco.terms.CoupledTerm(outer, tracker, smoothing="auto")
 
 
 # A call (fresh, index, previous), the exception and its message.
