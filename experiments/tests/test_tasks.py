@@ -21,7 +21,7 @@ from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.judge import judge
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -166,6 +166,7 @@ VALUES = st.lists(st.floats(0.1, 0.9).map(lambda value: round(value, 3)), min_si
 
 
 @pytest.mark.parametrize("task", METHODS)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_the_verdict_names_the_first_and_says_whether_it_wins(task: str, data: Any) -> None:
     own: Any = tasks.get(task)
@@ -180,11 +181,7 @@ def test_the_verdict_names_the_first_and_says_whether_it_wins(task: str, data: A
         usual = {metric.key: level for metric in own.metrics(config)} | {"epoch": config.epochs}
         usual["train_violation"] = data.draw(st.sampled_from([0.0, 0.4]))
         if task == "continual":
-            usual |= {
-                "train_kept": 1.0 - level // 0.5,
-                "constraints": [0.0] * 4,
-                "zero_one": [0.0] * 4,
-            }
+            usual |= {"constraints": [0.0] * 4, "zero_one": [0.0] * 4}
         rows[name] = [dict(usual) for _ in range(seeds)]
         for key in filter(None, (rule.objective, rule.constraint)):
             for row, value in zip(rows[name], data.draw(VALUES), strict=False):
