@@ -9,17 +9,14 @@ ALEXR2 (Adam, independent batches, K = 5); settings times five seeds. Steps are 
 60 epochs of them, so runs per second are EXTRAPOLATED from steps, without evaluations. In every
 round each candidate is measured once, and ratios are taken within a round: `sequential` is a step
 of one ordinary run on the CPU with one thread (more do not help operations this small); then the
-fleet in its modes, with all threads. The floor: `products`, the matrix products of a step alone.
-Sizes that do not fit are capped, which the table says.
+fleet in its modes, with all threads. Sizes that do not fit are capped, which the table says.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,8 +35,7 @@ SIZES = (1, 10, 20, 64, 100, 1_000, 10_000)
 MODES = {"cpu": ("eager", "traced"), "cuda": ("eager", "traced", "graph", "compiled")}
 LARGE = 1_000
 """From here on memory is asked first; above it a CPU measures one mode."""
-SECONDS, SLOW, ROUNDS = 0.4, 12.0, 5
-"""Of one measurement; of all of a candidate: slower ones have fewer rounds; the rounds."""
+SECONDS, ROUNDS = 0.4, 5  # of one measurement
 SEEDS, EPOCHS = 5, 60
 ADULT = {"rows": 32_561, "test_rows": 16_281, "features": 107}
 PAPER: dict[str, Any] = {"penalty": 10, "smoothing": 2e-3, "gamma": 0.8}
@@ -93,34 +89,6 @@ def found_adult() -> bool:
     return {each.file for each in files} == {f.file for f in files if f.state == "found"}
 
 
-def products(case: Case, features: int, runs: int, passes: int, device: str) -> Step:
-    """The matrix products of a step alone: some forward passes and one backward pass.
-
-    Args:
-        case: widths and batch.
-        features: width of the inputs.
-        runs: R.
-        passes: forward, at w_t and w_{t-1}, of one batch or two.
-        device: where.
-    """
-    widths = [features, *case.hidden, 1]
-    inputs = [torch.randn(runs, case.batch, width, device=device) for width in widths]
-    shapes = itertools.pairwise(widths)
-    weights = [torch.randn(runs, *shape, device=device) for shape in shapes]
-
-    def step() -> None:
-        for _ in range(passes):
-            for x, w in zip(inputs, weights, strict=False):
-                torch.bmm(x, w)
-        for layer, (x, w) in enumerate(zip(inputs, weights, strict=False)):
-            slope = inputs[layer + 1]
-            torch.bmm(x.mT, slope)
-            if layer:
-                torch.bmm(slope, w.mT)
-
-    return step
-
-
 def several(step: Step, threads: int, device: str) -> tuple[Step, int]:
     """So many steps that they take `SECONDS`, and their number."""
     torch.set_num_threads(threads)
@@ -138,12 +106,12 @@ def several(step: Step, threads: int, device: str) -> tuple[Step, int]:
 def measure(case: Case, problem: FairnessProblem, size: int, device: str) -> dict[str, Any]:
     """One size, beside everything it is compared with."""
     where, runs, threads = torch.device(device), case.runs(size), environment.available_cores()
-    single, fit = problem.start(*runs[0]), size
+    fit = size
     if size >= LARGE and device == "cuda":
         fit = fleets.capacity(lambda number: problem.fleet(runs[:number], where), size, where)
         runs = runs[:fit]
     steps, counts = {}, {}
-    steps["sequential"], counts["sequential"] = several(single.step, 1, "cpu")
+    steps["sequential"], counts["sequential"] = several(problem.start(*runs[0]).step, 1, "cpu")
     modes = MODES[device] if device == "cuda" or fit <= LARGE else ("traced",)
     training: Any = None
     for mode in modes:
@@ -151,52 +119,38 @@ def measure(case: Case, problem: FairnessProblem, size: int, device: str) -> dic
         training.fleet.mode = mode
         steps[mode], number = several(training.step, threads, device)
         counts[mode] = number * fit
-    estimator = training.fleet.signature.estimator
-    passes = 1 + runs[0][0].independent + estimator.needs_previous
-    alone = products(case, single.train.inputs.shape[1], fit, passes, device)
-    steps["products"], number = several(alone, threads, device)
-    counts["products"] = number * fit
-    start = time.perf_counter()
-    steps[modes[-1]]()
-    rounds = max(2, min(ROUNDS, int(SLOW / max(SECONDS, time.perf_counter() - start))))
-    timings = interleave(steps, rounds, 1, warm_up=0, device=device)
+    timings = interleave(steps, ROUNDS, 1, warm_up=0, device=device)
     per_step = {name: [s / counts[name] for s in own] for name, own in timings.seconds.items()}
     of_run = EPOCHS * training.steps_per_epoch
     died = sum(each >= 0 for each in training.died)
     return {
         "method": case.method, "device": device, "runs": size, "fit": fit, "steps": of_run,
-        "rounds": rounds, "died": died, "rows": rows(Timings(per_step), of_run, modes),
+        "died": died, "rows": rows(Timings(per_step), of_run),
     }  # fmt: skip
 
 
-def rows(timings: Timings, steps: int, modes: Sequence[str]) -> dict[str, Any]:
+def rows(timings: Timings, steps: int) -> dict[str, Any]:
     """What is told of each candidate, from seconds for one step of one run."""
-    best = min(modes, key=timings.median)
-    found = {}
-    for name in timings.seconds:
-        own = timings.median(name)
-        found[name] = {"run_step_us": round(1e6 * own, 3)}
-        if name == "products":
-            found[name]["share_of_best"] = round(timings.ratio(name, best), 4)
-            continue
-        found[name] |= {
-            "runs_per_second": float(f"{1 / (own * steps):.4g}"),
+    return {
+        name: {
+            "run_step_us": round(1e6 * timings.median(name), 3),
+            "runs_per_second": float(f"{1 / (timings.median(name) * steps):.4g}"),
             "over_sequential": round(timings.ratio("sequential", name), 3),
         }
-    return found
+        for name in timings.seconds
+    }
 
 
 def table(results: list[dict[str, Any]]) -> list[list[str]]:
-    """Runs per second (times sequential); of the floor, the share of the best mode's time."""
+    """Runs per second (times sequential)."""
     names = ("sequential", *MODES["cuda"])
-    rows = [["method", "device", "runs", *names, "products"]]
+    rows = [["method", "device", "runs", *names]]
     for result in results:
         capped = f", {result['fit']:,} fit" if result["fit"] < result["runs"] else ""
-        cells = [result["method"], result["device"], f"{result['runs']:,}{capped}"]
         own = [result["rows"].get(name) for name in names]
-        cells += [f"{r['runs_per_second']:.4g} ({r['over_sequential']:.2f}x)" if r else "-"
-                  for r in own]  # fmt: skip
-        rows.append([*cells, f"{result['rows']['products']['share_of_best']:.3f}"])
+        cells = (f"{r['runs_per_second']:.4g} ({r['over_sequential']:.2f}x)" if r else "-"
+                 for r in own)  # fmt: skip
+        rows.append([result["method"], result["device"], f"{result['runs']:,}{capped}", *cells])
     return rows
 
 

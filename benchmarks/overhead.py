@@ -11,22 +11,9 @@ the median over rounds of the ratio within a round. On the CPU the clock is the 
 that other processes take from it does not count. With `--gpu` every model is measured as it is and
 compiled by `torch.compile`.
 
-Keys of `models` in the JSON, by model; all but `plain_ms` are ratios to the plain step:
-
-| key | meaning |
-|---|---|
-| `plain_ms` | milliseconds of the plain step |
-| `defaults` | nothing set: gamma and smoothing from the measured error; `sixteen`: of 16 groups |
-| `ema` | the paper's settings without correction: a moving average of fixed weight |
-| `msvr` | the paper's settings: a correction, with a second forward pass, without gradient |
-| `forward_bound` | `ema` plus such a forward pass: what `msvr` must cost at least |
-| `constrained` | `fcco.constrained` with 306 limits, differences of 18 group losses; nothing set |
-| `by_hand` | the same limits as a penalty by hand: mean loss + sum of the violations |
-| `cooper`, `hct` | the same limits with the defaults of these libraries; null if not installed |
-| `average_precision`, `cvar_by_hand` | the risk, nothing set; a moving average, sorted |
-
-On a GPU each is an object with `ratio`, `p10`, `p90`, and what a step adds to a plain one:
-`launches` of kernels, graphs and copies, and `waits` of the host.
+The JSON has, by model, `plain_ms` and ratios to the plain step. docs/research/details/step-cost.md
+says what each is; a library that is not installed is null. On a GPU a ratio comes with what a step
+adds to a plain one: `launches` of kernels, graphs and copies, and `waits` of the host.
 """
 
 from __future__ import annotations
@@ -137,11 +124,10 @@ def cpu_candidates(case: Case) -> dict[str, Step]:
         "msvr": sonex_step(case, correction="auto", **paper),
         "forward": forward,
     }
-    for name, setting in PEERS.items():
-        word = name.split()[0]
-        if peers.installed(word):
-            step = peers.methods()[name](limits, case.model, setting).step
-            own[word.lower()] = functools.partial(step, nothing)
+    for name, build in peers.methods().items():
+        if name in PEERS:
+            step = build(limits, case.model, PEERS[name]).step
+            own[name.split()[0].lower()] = functools.partial(step, nothing)
     return own
 
 
@@ -180,17 +166,11 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     found: dict[str, Any] = {"plain_ms": round(1000 * timings.median("plain"), 4)}
     step = steps.pop("plain")
     plain = launched(step) if gpu else (0, 0)
-    if gpu:
-        found["plain_launches"] = plain[0]
     for name, step in steps.items():
-        ratio = round(timings.ratio(name, "plain"), 4)
-        found[name] = ratio
+        found[name] = round(timings.ratio(name, "plain"), 4)
         if gpu:
-            low, high = (round(each, 4) for each in timings.spread(name, "plain"))
             more, waits = (a - b for a, b in zip(launched(step), plain, strict=True))
-            found[name] = {"ratio": ratio, "p10": low, "p90": high} | {
-                "launches": more, "waits": waits
-            }  # fmt: skip
+            found[name] = {"ratio": found[name], "launches": more, "waits": waits}
     if not gpu:
         found["forward_bound"] = round(found["ema"] + found.pop("forward"), 4)
         found |= {name: found.get(name) for name in ("cooper", "hct")}

@@ -25,12 +25,6 @@ class Timings:
         pairs = zip(self.seconds[name], self.seconds[base], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
-    def spread(self, name: str, base: str) -> tuple[float, float]:
-        """10th and 90th percentile of that ratio."""
-        pairs = zip(self.seconds[name], self.seconds[base], strict=True)
-        cuts = statistics.quantiles([a / b for a, b in pairs], n=10)
-        return cuts[0], cuts[-1]
-
 
 def interleave(
     candidates: dict[str, Callable[[], None]],

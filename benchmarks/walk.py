@@ -132,8 +132,8 @@ def constrained_training(limits: Any = LIMITS, **settings: Any) -> Callable[[], 
     model, optimizer = problem()
     objective = fcco.constrained(model, optimizer, limits, **settings)
     x = torch.randn(len(INDEX), 5)
-    # The optimizer of the objective: that of a double loop has two.
-    return stepping(objective.optimizer, lambda: objective(lambda: (losses(model, x),) * 2, INDEX))
+    steps: Any = objective.optimizer  # that of a double loop steps two
+    return stepping(steps, lambda: objective(lambda: (losses(model, x),) * 2, INDEX))
 
 
 def constrained_step() -> list[Call]:

@@ -319,20 +319,21 @@ def fleets(device: str) -> list[list[str]]:
 
     if kind == "cuda":
         names = ["sequential", "traced", "graph"]
-        rows = [["runs", *(f"{n}, runs/s" for n in names), "graph, times sequential", "products"]]
+        rows = [["runs", *(f"{n}, runs/s" for n in names), "graph, times sequential"]]
         for each in (result for result in found if result["method"] == "alexr2"):
             own = each["rows"]
-            times, floor = own["graph"]["over_sequential"], own["products"]["share_of_best"]
-            cells = [*(speed(own, name) for name in names), f"{times:,.0f}", f"{floor:.2f}"]
+            cells = [
+                *(speed(own, name) for name in names),
+                f"{own['graph']['over_sequential']:,.0f}",
+            ]
             rows.append([f"{each['runs']:,}", *cells])
         return rows
-    times = ["eager", "traced"]
-    rows = [["method", "runs", "sequential, runs/s", *times, "products"]]
+    modes = ["eager", "traced"]
+    rows = [["method", "runs", "sequential, runs/s", *modes]]
     for each in found:
         own = each["rows"]
-        shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in times)
-        cells = [speed(own, "sequential"), *shown, f"{own['products']['share_of_best']:.2f}"]
-        rows.append([each["method"], f"{each['runs']:,}", *cells])
+        shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in modes)
+        rows.append([each["method"], f"{each['runs']:,}", speed(own, "sequential"), *shown])
     return rows
 
 
@@ -425,7 +426,6 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "group-dro-networks": group_dro.networks,
     "group-dro-networks-short": group_dro.networks_short,
     "group-dro-heads": group_dro.heads,
-    "group-dro-samples": group_dro.samples_table,
     "group-dro-eigenvalues": group_dro.eigenvalues,
     "identities": lambda *words: identities.table(identities.published(" ".join(words))),
     "identities-short": lambda: identities.table(

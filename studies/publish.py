@@ -126,15 +126,8 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def markdown(rows: Iterable[Sequence[str]]) -> str:
-    """A table from its head and its rows."""
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def plain(rows: Iterable[Sequence[str]]) -> str:
-    """The same for a terminal."""
+    """A table for a terminal, from its head and its rows; without marks of Markdown."""
     table = [[cell.replace("**", "").replace("\\|", "|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from studies import publish
-from studies.runner import Job, Runner, command, parse, tuned
+from studies.runner import Job, Runner, command, parse, published_runs, tuned
 
 LENGTHS = (48, 96)  # tokens of a docstring and of a source
 SHARES = {"test": 0.1, "validation": 0.07}
@@ -258,7 +258,7 @@ def table(runner: Runner) -> list[list[str]]:
 
 def published() -> list[list[str]]:
     """The table of the published runs."""
-    return table(Runner(run, dict, 0, publish.runs("small-batches")))
+    return table(published_runs("small-batches"))
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -259,6 +259,15 @@ def test_accelerate_refuses_what_would_read_other_batches(accelerate, tmp_path):
         check_loader(two, group_loader())
 
 
+def test_positions_of_other_samplers_are_refused():
+    shared = pytest.importorskip("fcco.integrations._shared")
+    model = make()
+    objective, sampler = dro(model, sgd(model)), group_loader().batch_sampler
+    state = shared.TrainingState(objective, {"data": sampler}).state_dict()
+    with pytest.raises(ValueError, match="other samplers"):
+        shared.TrainingState(objective, {}).load_state_dict(state)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings(r"ignore:FSDP2-wrapped module .* returned a view tensor")
 def test_sharded_parameters_start_without_a_correction():

@@ -42,20 +42,21 @@ def draws(seed: int, steps: int, number: int, size: int, *shape: int) -> list[tu
 class ByHand:
     """One block after the other, in Python's numbers."""
 
-    def __init__(self, number: int, dim: int, gamma: float | None) -> None:
+    def __init__(self, number: int, dim: int, gamma: float | None, least: float = 0.0) -> None:
         self.u = np.zeros((number, dim))
         self.last, self.spread, self.slow = (np.zeros((number, dim)) for _ in range(3))
         self.earlier = np.zeros((number, dim))
         self.visits, self.a, self.b = [0] * number, [0.0] * number, [0.0] * number
-        self.gamma, self.gain = gamma, 0.5
-        self.window: list[np.ndarray] = []
+        self.gamma, self.gain, self.least = gamma, 0.5, least
         self.means, self.steps = np.zeros(9), 0
 
     def step(self, index: list[int], values: np.ndarray) -> None:
         rows, memory = [], 1 + 128 * self.means[4] / self.u.size
         for i, fresh in zip(index, values, strict=True):
             k, a, b = self.visits[i], self.a[i], self.b[i]
-            weight = max(3 / (k + 3), self.gain) if self.gamma is None else self.gamma
+            weight = self.gamma
+            if weight is None:
+                weight = max(3 / (k + 3), self.gain, self.least)
             weight = weight if k else 1.0
             slowly = max(1 / (min(k, 100) + 1), 1 / memory)
             for c in range(len(fresh)):

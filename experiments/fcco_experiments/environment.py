@@ -76,14 +76,7 @@ def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def write(path: Path, device: torch.device, progress: str, resumed: object) -> None:
-    """Describe this process in a file.
-
-    Args:
-        path: the file.
-        device: where it trains.
-        progress: how far the training is, as `step 7`.
-        resumed: whether it goes on: then a file that is there is kept, and a line added to it.
-    """
+    """Describe this process in a file; with `resumed`, add a line to the one that is there."""
     here = describe(device)
     if resumed and path.is_file():
         before = store.read_json(path)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
+import io
 import json
 import math
 import re
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
@@ -37,16 +40,7 @@ _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, LOCK)
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 TABLE, RUNS = "table.json", "runs.jsonl.gz"
 FLEET_FOLDER = "fleet"
-_SUMMARIES = (
-    TABLE,
-    "table.md",
-    "report.html",
-    SWEEP,
-    "settings.csv",
-    "runs.jsonl",
-    WINNERS,
-    CONFIG,
-)
+_SUMMARIES = (TABLE, "table.md", "report.html", SWEEP, "settings.csv", WINNERS, CONFIG)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 
@@ -82,6 +76,13 @@ def write_json(path: Path, value: Any) -> None:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write JSON lines."""
     write_text(path, "".join(json.dumps(clean(row)) + "\n" for row in rows))
+
+
+def write_packed(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write packed JSON lines; without a time in the file, the same rows give the same bytes."""
+    text = "".join(json.dumps(clean(row), separators=(",", ":")) + "\n" for row in rows)
+    with replacing(path) as file:
+        file.write(gzip.compress(text.encode(), mtime=0))
 
 
 def to_list(value: Any) -> Any:
@@ -250,6 +251,15 @@ def differences(
     return [*changes[:8], f"and {more} more differences"] if more > 1 else changes
 
 
+def refuse(what: str, changes: Sequence[str]) -> None:
+    """Raise an error if files are those of other runs."""
+    if changes:
+        raise FolderError(
+            f"{what}: {'; '.join(changes)}. Choose another place with --out, or start anew with "
+            "--overwrite."
+        )
+
+
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, entry in value.items():
         if isinstance(entry, Mapping):
@@ -346,6 +356,45 @@ def fleet_files(out: Path) -> list[Path]:
     if folder.is_symlink() or not folder.is_dir():
         return []
     return [path for path in sorted(folder.iterdir()) if re.fullmatch(_FLEET_FILE, path.name)]
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write a file of `torch.save`, followed by the sha256 of all bytes before it."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with replacing(path) as file:
+        file.write(buffer.getbuffer())
+        file.write(hashlib.sha256(buffer.getbuffer()).digest())
+
+
+def read_checkpoint(
+    path: Path, differences: Callable[[Mapping[str, Any]], list[str]], fingerprint: str
+) -> dict[str, Any] | None:
+    """A checkpoint that is intact; None where there is none.
+
+    One whose `spec` differs from the present one, or that was made on other data, is refused.
+    """
+    if not path.exists():
+        return None
+    try:
+        whole = memoryview(path.read_bytes())
+        if hashlib.sha256(whole[:-32]).digest() != whole[-32:]:
+            raise ValueError("its checksum is wrong, it is damaged or of another version")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, pickle and zipfile raise different ones
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise FolderError(
+            f"The checkpoint {path} cannot be read: {reason}. Delete it to begin this run anew."
+        ) from error
+    changes = differences(content["spec"])
+    if content["fingerprint"] != fingerprint:
+        words = f"the data were {content['fingerprint'][:12]} and are {fingerprint[:12]} now"
+        changes = [*changes, words]
+    refuse(f"The checkpoint {path} is that of another run", changes)
+    return content
 
 
 # --- reading back ---------------------------------------------------------------------------------
@@ -509,9 +558,6 @@ def finished_in_fleets(out: Path, specs: Iterable[RunSpec]) -> set[str]:
     finished = [spec for spec in specs if spec.label in lines]
     for spec in finished:
         saved = {"method": lines[spec.label]["method"]}
-        if changes := differences(saved, {"method": plain(spec.method)}):
-            raise FolderError(
-                f"{out / FLEET_FOLDER} has another run {spec.label}: {'; '.join(changes)}. Choose "
-                "another place with --out, or start anew with --overwrite."
-            )
+        changes = differences(saved, {"method": plain(spec.method)})
+        refuse(f"{out / FLEET_FOLDER} has another run {spec.label}", changes)
     return {spec.label for spec in finished}

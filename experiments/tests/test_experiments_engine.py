@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments import config, store
-from fcco_experiments.run import checkpoint, engine
+from fcco_experiments.run import engine
 from fcco_experiments.store import Event, FolderError, RunSpec
 from toy_task import TASK, Shape, ToyProblem
 
@@ -97,8 +97,10 @@ def test_a_run_leaves_everything_that_was_promised(tmp_path):
 
 def test_evaluations_and_checkpoints_come_when_asked(tmp_path, monkeypatch):
     saved: list[int] = []
-    write = checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda p, c: (saved.append(c["step"]), write(p, c)))
+    write = store.write_checkpoint
+    monkeypatch.setattr(
+        store, "write_checkpoint", lambda p, c: (saved.append(c["step"]), write(p, c))
+    )
     engine.train(spec(epochs=7, evaluate_every=3, checkpoint_every=2), tmp_path)
     assert [row["epoch"] for row in rows(tmp_path)] == [0, 3, 6, 7]
     assert saved == [8, 16, 24, 28]
@@ -158,15 +160,15 @@ def test_every_global_generator_comes_back():
     def draw() -> tuple[float, float, float, float]:
         return random.gauss(0, 1), np.random.normal(), np.random.rand(), torch.randn(()).item()
 
-    checkpoint.seed_all(3)
+    engine.seed_all(3)
     first = draw()  # NumPy now holds the second of two normal draws
-    state = checkpoint.random_state()
+    state = engine.random_state()
     expected = [draw(), draw()]
-    checkpoint.seed_all(4)
+    engine.seed_all(4)
     assert draw() not in expected
-    checkpoint.restore_random(state)
+    engine.restore_random(state)
     assert [draw(), draw()] == expected
-    checkpoint.seed_all(3)
+    engine.seed_all(3)
     assert draw() == first
 
 
@@ -203,7 +205,7 @@ def test_no_code_in_a_checkpoint_is_run(tmp_path):
     """Not even where its checksum is right."""
     engine.train(spec(), tmp_path, stop=after(3))
     path = tmp_path / "checkpoint.pt"
-    checkpoint.write(path, torch.load(path, weights_only=True) | {"rows": Trap()})
+    store.write_checkpoint(path, torch.load(path, weights_only=True) | {"rows": Trap()})
     with pytest.raises(FolderError, match="cannot be read"):
         engine.train(spec(), tmp_path)
 

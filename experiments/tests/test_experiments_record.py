@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments import compare, store
-from fcco_experiments.run import checkpoint
 from fcco_experiments.store import FolderError, differences
 from test_experiments_engine import spec
 
@@ -84,7 +83,7 @@ def test_only_what_is_ours_is_removed(tmp_path):
     write(
         out, "sonex/seed-0/result.json", "sonex/seed-0/tensorboard/events", "sonex/seed-2/.lock",
         "sonex/seed-12/checkpoint.pt", "sox@3/seed-1/config.yaml", "comparison.json",
-        "table.json", "table.md", "report.html", "sweep.json.gz", "settings.csv", "runs.jsonl",
+        "table.json", "table.md", "report.html", "sweep.json.gz", "settings.csv",
         "winners.yaml", "fleet/lines-1.jsonl", "fleet/checkpoint-0.pt",
     )  # fmt: skip
     theirs = [
@@ -170,7 +169,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint(tmp_path, monkeypatch
 
     monkeypatch.setattr(store, "atomic", full)
     with pytest.raises(FolderError, match=r"a\.pt cannot be written: No space left on device"):
-        checkpoint.write(tmp_path / "a.pt", {"weight": torch.zeros(1000)})
+        store.write_checkpoint(tmp_path / "a.pt", {"weight": torch.zeros(1000)})
 
 
 def write_whole(folder: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -50,7 +50,8 @@ def tail(ratio: float, smoothing: Tensor | None) -> Slopes:
             every = table.shape[-1] * CVaR(ratio).gradient(table)
             return lambda blocks: every.gather(-1, blocks)
         excess = table - smoothed_threshold(table, ratio, smoothing)
-        return lambda blocks: hinge.envelope_gradient(excess.gather(-1, blocks), smoothing)
+        width = smoothing
+        return lambda blocks: hinge.envelope_gradient(excess.gather(-1, blocks), width)
 
     return read
 
@@ -93,19 +94,17 @@ class Runs(abc.ABC):
 
 
 class Tracking(Runs):
-    """Parameters and tracked values of all runs, and how the outer function is read."""
+    """Parameters and tracked values of all runs.
 
-    smoothed = squared = False
+    With `smoothing` the outer function is its envelope, with `penalty` it is the squared hinge.
+    """
 
     def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
         super().__init__(problem, h, seeds)
-        smoothing = h["smoothing"] if self.smoothed else None
-        weight: Any = h.get("penalty")
-        if problem.kind == "cvar":
-            self.slopes = tail(problem.ratio, smoothing)
-        else:
-            outer = SquaredHinge(weight) if self.squared else problem.outer
-            self.slopes = elementwise(outer, smoothing)
+        smoothing, weight = h.get("smoothing"), cast("float | None", h.get("penalty"))
+        outer = problem.outer if weight is None else SquaredHinge(weight)
+        cvar = problem.kind == "cvar"
+        self.slopes = tail(problem.ratio, smoothing) if cvar else elementwise(outer, smoothing)
         self.previous = self.w
         self.u = self.w.new_zeros(0)
 
@@ -128,9 +127,10 @@ class Tracking(Runs):
 
 
 class SingleLoop(Tracking):
-    """w, u, v of A0: read the old u, average with weight `beta` where there is one."""
+    """w, u, v of A0: read the old u, average with weight `beta` where there is one.
 
-    fresh = False  # read the new u, with the gradient of a second batch
+    ALEXR, which has a `theta`, reads the new u, with the gradient of a second batch.
+    """
 
     def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
         super().__init__(problem, h, seeds)
@@ -140,7 +140,7 @@ class SingleLoop(Tracking):
         blocks = self.blocks(batch)
         table = self.tracked(self.w, batch, blocks)
         # The threshold of CVaR, too, is that of the table which the gradient reads.
-        if self.fresh:
+        if "theta" in self.h:
             gradient = self.estimate(self.w, other, table, blocks)
         else:
             gradient = self.estimate(self.w, batch, self.u, blocks)
@@ -151,30 +151,11 @@ class SingleLoop(Tracking):
         self.previous, self.w, self.u = self.w, moved, table
 
 
-class Smoothed(SingleLoop):
-    """SONEX."""
-
-    smoothed = True
-
-
-class Squared(SingleLoop):
-    """SOX and MSVR: the squared hinge."""
-
-    squared = True
-
-
-class Alexr(SingleLoop):
-    """ALEXR, its extrapolation as a correction."""
-
-    smoothed = fresh = True
-
-
 class DoubleLoop(Tracking):
     """ALEXR2: inner steps on z around the anchor w, and after `inner_steps` of them one on w."""
 
-    smoothed = True
-
     def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
+        # The outer step is nu, so that without momentum w moves to the end of the inner loop.
         super().__init__(problem, {**h, "lr": h["nu"]}, seeds)
         self.z = self.w
         self.v = torch.zeros_like(self.w)
@@ -341,17 +322,17 @@ def with_correction(problem: Problem, h: Values) -> Values:
 _TRACKS = ("lr", "gamma", "correction")
 _SQUARED: Any = {"kinds": ("constrained",)}
 _LIST = (
-    Entry("SONEX", Smoothed, (*_TRACKS, "beta", "width")),
+    Entry("SONEX", SingleLoop, (*_TRACKS, "beta", "width")),
     Entry("SONX", SingleLoop, _TRACKS),
     Entry("SONX+momentum", SingleLoop, (*_TRACKS, "beta")),
     Entry(
         "ALEXR2", DoubleLoop, ("eta", "gamma", "theta", "beta", "width", "nu", "inner_steps"),
         batches=2,
     ),
-    Entry("ALEXR", Alexr, ("lr", "gamma", "theta", "width"), convex=True, batches=2),
+    Entry("ALEXR", SingleLoop, ("lr", "gamma", "theta", "width"), convex=True, batches=2),
     Entry("OOA-KL", Online, ("lr", "beta", "weight_lr"), kinds=("cvar",), starts=False),
-    Entry("SOX", Squared, ("lr", "gamma", "beta", "gain"), **_SQUARED),
-    Entry("MSVR-v1", Squared, (*_TRACKS, "beta", "gain"), **_SQUARED),
+    Entry("SOX", SingleLoop, ("lr", "gamma", "beta", "gain"), **_SQUARED),
+    Entry("MSVR-v1", SingleLoop, (*_TRACKS, "beta", "gain"), **_SQUARED),
     Entry(
         "ICPPAC", Lagrangian, ("lr", "proximal", "round_steps", "tau"), ("constrained",),
         scale=10.0, batches=2, all_blocks=True, starts=False,

@@ -128,21 +128,6 @@ _BELOW_ONE = 1 - 1e-9
 _WORST = 1e3  # error of a run that has left the numbers: very bad, not missing
 
 
-@dataclass(frozen=True)
-class Trace:
-    """Errors at the checkpoints.
-
-    Attributes:
-        steps: the checkpoints, shape (checkpoints,).
-        last: errors of the iterate, shape (checkpoints, seeds, settings).
-        average: the same for the average of the iterates with weights growing like t^3.
-    """
-
-    steps: np.ndarray
-    last: np.ndarray
-    average: np.ndarray
-
-
 def checkpoints(steps: int, ratio: float = 1.06) -> np.ndarray:
     """Steps at which to measure, growing by `ratio`."""
     number = int(np.log(steps) / np.log(ratio)) + 2
@@ -171,8 +156,13 @@ def batches(
         steps -= shape[0]
 
 
-def trace(entry: Entry, problem: Problem, h: Values, seeds: int, steps: int, seed: int) -> Trace:
-    """Run to the end and measure the exact error at the checkpoints."""
+def trace(
+    entry: Entry, problem: Problem, h: Values, seeds: int, steps: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The checkpoints, and the exact errors there, (outputs, checkpoints, seeds, settings).
+
+    The outputs are the last iterate and the average of all with weights growing like t^3.
+    """
     steps = steps // 4 if entry.all_blocks else steps
     runs, marks = entry.build(problem, h, seeds), checkpoints(steps)
     errors: list[np.ndarray] = []
@@ -185,8 +175,7 @@ def trace(entry: Entry, problem: Problem, h: Values, seeds: int, steps: int, see
         if count in wanted:
             both = problem.error(torch.stack([runs.w, average]))
             errors.append(both.nan_to_num(nan=_WORST, posinf=_WORST).clamp(max=_WORST).numpy())
-    kept = np.stack(errors)
-    return Trace(marks, kept[:, 0], kept[:, 1])
+    return marks, np.stack(errors, axis=1)
 
 
 WINDOW = 0.3  # share of the run, up to now, over which errors are averaged
@@ -216,25 +205,26 @@ class Pool:
         h: the settings.
         first: samples before the first step.
         cost: samples per step.
-        trace: the errors.
+        steps: the checkpoints.
+        errors: there, (outputs, checkpoints, seeds, settings).
         budget: what was tried.
     """
 
     h: Values
     first: int
     cost: int
-    trace: Trace
+    steps: np.ndarray
+    errors: np.ndarray
     budget: Budget
 
-    def errors(self, output: str, seeds: slice) -> np.ndarray:
+    def means(self, output: str, seeds: slice) -> np.ndarray:
         """Window means of the median over seeds, shape (checkpoints, settings)."""
-        chosen = getattr(self.trace, output)[:, seeds]
-        return window_means(self.trace.steps, np.median(chosen, axis=1))
+        chosen = self.errors[OUTPUTS.index(output)][:, seeds]
+        return window_means(self.steps, np.median(chosen, axis=1))
 
     def samples(self, output: str, seeds: slice, level: float) -> np.ndarray:
         """Samples that each setting needs for an accuracy, `inf` where it is not reached."""
-        steps = reached(self.trace.steps, self.errors(output, seeds), level)
-        return self.first + steps * self.cost
+        return self.first + self.cost * reached(self.steps, self.means(output, seeds), level)
 
     def cheapest(self, output: str, level: float) -> int | None:
         """The setting that was cheapest for an accuracy on the tuning seeds."""
@@ -273,23 +263,20 @@ def tune(entry: Entry, problem: Problem, budget: Budget, seed: int = 0) -> Pool:
     wide = _pool(entry, problem, points, budget, seed)
     # The cheapest setting of each accuracy, the hardest first; without any, the least error.
     best = [wide.cheapest("last", level) for level in accuracies(problem)[::-1]]
-    least = int(wide.errors("last", slice(budget.tuning))[-1].argmin())
+    least = int(wide.means("last", slice(budget.tuning))[-1].argmin())
     centres = list(dict.fromkeys([*(k for k in best if k is not None), least]))
     points = nearby_points(entry, problem, points[centres], budget.settings - half, seed)
     near = _pool(entry, problem, points, budget, seed)
-    errors = (
-        np.concatenate([getattr(each.trace, output) for each in (wide, near)], axis=-1)
-        for output in OUTPUTS
-    )
+    errors = np.concatenate([wide.errors, near.errors], axis=-1)
     h = {name: torch.cat([wide.h[name], near.h[name]]) for name in wide.h}
-    return Pool(h, wide.first, wide.cost, Trace(wide.trace.steps, *errors), budget)
+    return Pool(h, wide.first, wide.cost, wide.steps, errors, budget)
 
 
 def _pool(entry: Entry, problem: Problem, points: Tensor, budget: Budget, seed: int) -> Pool:
     h = settings(entry, problem, points)
     found = trace(entry, problem, h, budget.seeds, budget.steps, seed)
     first = problem.total * problem.samples if entry.starts else 0
-    return Pool(h, first, entry.samples(problem), found, budget)
+    return Pool(h, first, entry.samples(problem), *found, budget)
 
 
 def run(job: Job) -> dict[str, Any]:

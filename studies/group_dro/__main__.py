@@ -127,34 +127,23 @@ def problem(name: str, overrides: tuple[str, ...]) -> GroupDROProblem:
     return GroupDROProblem(configs.load(TASK, name, overrides=overrides))
 
 
-def run(job: Job, overrides: tuple[str, ...] = (), curves: bool = False) -> dict[str, Any]:
-    """Train as the job says: its problem is a config, its setting the fields of a `Method`.
-
-    Args:
-        job: the run.
-        overrides: of the config.
-        curves: keep the training CVaR after each epoch.
-    """
+def run(job: Job, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Train as the job says: its problem is a config, its setting the fields of a `Method`."""
     torch.set_num_threads(1)
     own = problem(job.problem, overrides)
     training = own.start(Method(**job.setting), job.seed)
     row: dict[str, Any] = {"epochs": own.config.epochs}
-    curve: list[float] = []
     try:
-        for epoch in range(own.config.epochs):
-            for _ in range(training.steps_per_epoch):
-                training.step()
-            if curves or epoch + 1 == own.config.epochs:
-                found = training.evaluate()
-                curve.append(float(f"{found['train_cvar']:.4g}"))
-                row |= {key: value for key, value in found.items() if isinstance(value, float)}
+        for _ in range(own.config.epochs * training.steps_per_epoch):
+            training.step()
+        row |= {k: v for k, v in training.evaluate().items() if isinstance(v, float)}
         if own.config.spectrum:
             row |= training.spectrum()
     except (FloatingPointError, RuntimeError) as error:
         if "finite" not in str(error) and not isinstance(error, FloatingPointError):
             raise
         row["died"] = True
-    return row | ({"curve": curve} if curves else {})
+    return row
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -174,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if epochs is not None:  # a step schedule that ends as low in fewer epochs
             decay = max(1, round(first.decay_epochs * epochs / first.epochs))
             overrides += [f"epochs={epochs}", f"decay_epochs={decay}"]
-        do = functools.partial(run, overrides=tuple(overrides), curves=heads)
+        do = functools.partial(run, overrides=tuple(overrides))
         runner = Runner(do, dict, options.workers, options.out)
         for rule, end in RULES.items() if heads else [("val_cvar", "-finetune")]:
             text = first.kind == "text"

@@ -40,7 +40,7 @@ from fcco_experiments.data import MissingData
 from scipy.stats import binomtest
 
 from studies import publish
-from studies.runner import Job, Runner, command, parse, short, tuned
+from studies.runner import Job, Runner, command, parse, published_runs, short, tuned
 
 from . import comments
 from .training import END_TO_END, LIMIT, METHODS, NAMED, PLANS, Figures, Setting, grid, run
@@ -66,8 +66,7 @@ def train(problem: str, runner: Runner, tuning: int, seeds: int, steps: int | No
 
 def published(problem: str) -> Found:
     """All of it, from the published runs."""
-    runner = Runner(run, dict, 0, publish.runs("identities"))
-    return train(problem, runner, *BUDGET.get(problem, USUAL))
+    return train(problem, published_runs("identities"), *BUDGET.get(problem, USUAL))
 
 
 def excess(own: Figures, part: str) -> list[float]:
@@ -105,7 +104,7 @@ def figures(own: Figures, erm: Figures) -> dict[str, float]:
 
     def rejected(side: str) -> int:
         """Identities whose rate is on that side of the limit by more than chance."""
-        tests = (binomtest(*counts, limit, side) for counts in own["groups"]["test"])
+        tests = (binomtest(wrong, n, limit, side) for wrong, n in own["groups"]["test"])
         return sum(bool(test.pvalue < 0.05) for test in tests)
 
     return {

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from fcco_experiments.stats import paired, spread
 
 from studies import publish
-from studies.runner import Job, Runner, available, command, note, parse, tuned
+from studies.runner import Job, Runner, available, command, note, parse, published_runs, tuned
 
 from .methods import METHODS, OURS, PLAIN, Setting, missing
 from .problems import DATA, load, metrics_of
@@ -81,7 +81,7 @@ def train(some: Sequence[Cell], runner: Runner, seeds: int, quick: bool = False)
 
 def published() -> Found:
     """All of it, from the published runs."""
-    return train(cells(), Runner(run, dict, 0, publish.runs("xrisk")), 10)
+    return train(cells(), published_runs("xrisk"), 10)
 
 
 def table(found: Found) -> list[list[str]]:

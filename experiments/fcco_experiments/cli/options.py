@@ -233,7 +233,7 @@ def resolve(context: click.Context, pairs: Sequence[tuple[str, str]] | None = No
             raise ConfigError(
                 f"--data {data} is a table: say which column is the label with --label COLUMN."
             )
-        if not Path(data).is_file():
+        if not Path(str(data)).is_file():
             raise ConfigError(f"--data: there is no file {data}.")
     if table or (data is not None and given["config"] is not None):
         overrides.append(f"data={json.dumps(data)}")

@@ -14,13 +14,13 @@ from fcco import __version__
 
 from .. import environment, store, tasks
 from ..config import from_plain, plain
-from ..store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
+from ..store import COMPARISON, Event, Outcome, RunSpec, differences
 from ..task import Experiment, Problem, Progress
 from . import engine
 from .cluster import Cluster
 from .engine import Job, Run, Stop, Tell
 from .fleets import Fleets
-from .workers import one_thread, pool, stoppable
+from .workers import pool, stoppable
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def execute(
                     problem = None  # each process loads its own
                     ended += pool(runs, number, tell, stop)
                 elif runs:
-                    with one_thread():
+                    with engine.threads(1):
                         ended += _do(runs, problem, tell, stop)
             done |= {outcome.run: outcome for outcome in ended}
     return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in plan.specs]
@@ -170,11 +170,7 @@ def _earlier(plan: Plan, out: Path) -> dict[str, Any]:
         )
     else:
         changes = [f"`task` was {meta['task']!r} and is {plan.task!r} now"]
-    if changes:
-        raise FolderError(
-            f"{out} has runs of another config: {'; '.join(changes)}. Choose another place with "
-            "--out, or start anew with --overwrite."
-        )
+    store.refuse(f"{out} has runs of another config", changes)
     return meta
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -22,7 +24,6 @@ from .. import environment, store, tasks
 from ..config import UserError, dump, plain
 from ..store import FAILURE, Event, FolderError, Kind, Outcome, RunSpec
 from ..task import Experiment, FleetTraining, Problem, Progress, Row, Task, Training
-from . import checkpoint
 
 Tell = Callable[[Event], None]
 Stop = Callable[[], bool]
@@ -34,11 +35,7 @@ _TELL_EVERY = 0.2  # seconds between two progress events of a run
 
 
 class LoadError(UserError):
-    """The data of a task cannot be loaded; `details` is a traceback, where one is needed."""
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message, details)
-        self.details = details
+    """The data of a task cannot be loaded: a message, and a traceback where one is needed."""
 
     def __str__(self) -> str:
         return "\n".join(filter(None, self.args))
@@ -67,6 +64,17 @@ def _loading() -> Iterator[None]:
         clear = ours or isinstance(error, (OSError, ValueError))
         text = str(error) or type(error).__name__
         raise LoadError(text, "" if clear else traceback.format_exc()) from error
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Inside, torch uses so many. A run uses one, because another number may round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -125,12 +133,8 @@ class Run(Job):
 
 def finished_result(spec: RunSpec, folder: Path) -> dict[str, Any] | None:
     """The result of a finished run; refuses the folder of another one."""
-    saved = store.read_spec(folder) if (folder / store.CONFIG).is_file() else None
-    if saved is not None and (changes := spec.differences(saved)):
-        raise FolderError(
-            f"{folder} has another run: {'; '.join(changes)}. Choose another place with --out, "
-            "or start anew with --overwrite."
-        )
+    if (folder / store.CONFIG).is_file():
+        store.refuse(f"{folder} has another run", spec.differences(store.read_spec(folder)))
     return store.read_result(folder) if (folder / store.RESULT).is_file() else None
 
 
@@ -159,7 +163,7 @@ def train(
     problem = problem or task.load(spec.config)
     with store.locked(folder):
         data = problem.fingerprint()
-        checkpoint.seed_all(spec.seed)
+        seed_all(spec.seed)
         training = problem.start(spec.method, spec.seed)
         return _Run(spec, folder, task, training, data, on_event).go(stop, tensorboard)
 
@@ -174,15 +178,9 @@ def outcome_of(label: str, result: Mapping[str, Any]) -> Outcome:
 
 
 class Loop(ABC):
-    """The steps of a training, with evaluations, checkpoints and progress between them.
+    """The steps of a training, with evaluations, checkpoints (at `path`) and progress between them.
 
-    Args:
-        title: for messages.
-        config: of the experiment.
-        training: of one run, or of several that are stepped together.
-        data: the fingerprint of the data.
-        path: of the checkpoint.
-        tell: called with each event.
+    `data` is the fingerprint of the data.
     """
 
     def __init__(
@@ -263,7 +261,7 @@ class Loop(ABC):
             "fingerprint": self.data,
             **self.record(),
         }
-        checkpoint.write(self.path, content)
+        store.write_checkpoint(self.path, content)
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was written."""
@@ -309,10 +307,10 @@ class _Run(Loop):
         self.board: Any = None  # a SummaryWriter
 
     def go(self, stop: Stop, tensorboard: bool) -> Outcome:
-        saved = checkpoint.read(self.path, self.spec.differences, self.data)
+        saved = store.read_checkpoint(self.path, self.spec.differences, self.data)
         if saved is not None:
             self.load(saved)
-            checkpoint.restore_random(saved["random"])  # last: loading may draw
+            restore_random(saved["random"])  # last: loading may draw
         self._begin(tensorboard)
         try:
             if not self.loop(stop):
@@ -334,7 +332,7 @@ class _Run(Loop):
         return self.over() or self.every(self.config.checkpoint_every)
 
     def record(self) -> dict[str, Any]:
-        return {"spec": self.spec.plain(), "random": checkpoint.random_state()}
+        return {"spec": self.spec.plain(), "random": random_state()}
 
     def _begin(self, tensorboard: bool) -> None:
         """Write config, environment and the evaluations of the checkpoint, before the first step.
@@ -398,3 +396,32 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
+
+
+# --- the global random generators -----------------------------------------------------------------
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """What `restore_random` needs."""
+    kind, key, *rest = np.random.get_state()
+    # One GPU is used; asking all would start work on those of other processes.
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    numpy_state = (kind, np.asarray(key).tolist(), *rest)
+    own = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
+    return {**own, "cuda": cuda}
+
+
+def restore_random(state: Mapping[str, Any]) -> None:
+    """Go back to a state."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
