@@ -13,7 +13,9 @@ from scenes_fixtures import saved, tar, unpack
 
 __all__ = ["Faces", "Patches", "Reviews", "opinions", "put", "stand_in"]
 
-ATTRIBUTES = ("Attractive", "Bald", "Blond_Hair", "Gray_Hair", "Male", "Mouth_Slightly_Open")
+ATTRIBUTES = (
+    *("Attractive", "Bald", "Blond_Hair", "Gray_Hair", "Male", "Mouth_Slightly_Open", "Smiling"),
+)
 FACE = (24, 20)  # height, width
 
 
@@ -104,12 +106,12 @@ class Reviews:
     def wilds(self, root: Path, parts: dict[str, int]) -> Path:
         """`parts`: number of the split of each user; 0, 2 and 4 take turns for those of 0."""
         folder = unpack({"reviews.csv": self.content(), "splits/user.csv": b""}, root)
-        splits = self.table["reviewerID"].map(parts)
-        seen = (splits == 0).cumsum() % 7
-        self.splits = splits.mask((splits == 0) & (seen == 3), 2).mask(
-            (splits == 0) & (seen == 6), 4
-        )
-        self.splits.rename("split").to_csv(folder / "splits/user.csv", index=False)
+        self.splits, seen = [parts[user] for user in self.table["reviewerID"]], 0
+        for place, split in enumerate(self.splits):
+            if split == 0:
+                seen += 1
+                self.splits[place] = {3: 2, 6: 4}.get(seen % 7, 0)
+        pd.DataFrame({"split": self.splits}).to_csv(folder / "splits/user.csv", index=False)
         return folder
 
 
