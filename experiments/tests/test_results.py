@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -154,8 +153,4 @@ def test_a_sweep_from_runs_to_its_small_file(tmp_path):
             assert own["figures"][key] == pytest.approx(entry["figures"][key], rel=1e-5)
     again = compare.conclude(tmp_path / "small")
     assert [path.name for path in (tmp_path / "small").glob("*.json")] == []
-    texts = [page.report.read_text(encoding="utf-8") for page in (done, again)]
-    one, other = (
-        re.findall(r"<caption><span>The best settings.*?</table>", t, re.DOTALL) for t in texts
-    )
-    assert len(one) == 2 and one == other
+    assert again.winners == done.winners and len(done.winners) == 2
