@@ -23,7 +23,7 @@ from fcco_experiments.task import Method
 from fcco_experiments.tasks.judge import judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 START: dict[str, Any] = {
     "fairness": fairness_cases.start,
