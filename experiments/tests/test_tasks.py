@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import x_risk_cases
+from click.testing import CliRunner
 from continual_cases import one_thread, own_cache  # noqa: F401 (used by being here)
 from fairness_cases import same, stored
 from fcco_experiments import sweep, tasks
@@ -23,7 +24,6 @@ from fcco_experiments.task import Method
 from fcco_experiments.tasks.judge import judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from click.testing import CliRunner
 
 START: dict[str, Any] = {
     "fairness": fairness_cases.start,
