@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import pickle
 from datetime import datetime
@@ -190,7 +189,6 @@ def test_broken_celeba(tmp_path):
             "000099.jpg",
             r"1 of 72 images .* the first is img_align_celeba/000099\.jpg",
         ),
-        ("72\n", "71\n", "must have 71 images, as its first line says, but has 72"),
         (" Male ", " Mal ", "no column `Male`"),
         ("-1", " 0", "= 0; it must be one of -1, 1"),
     ):
@@ -245,16 +243,9 @@ def test_bdd100k(tmp_path, release):
 def test_broken_bdd100k(tmp_path):
     root = Drives().write(tmp_path / "mine")
     path = root / "bdd100k/labels/det_20/det_train.json"
-    good = path.read_text()
-    record = {"name": Drives().names("train", "clear")[0], "attributes": {"weather": "rainy"}}
-    for text, reason in (
-        ("[{", r"det_train\.json of .* is damaged"),
-        ('[{"nme": 1}]', r"a record of .*det_train\.json of .* has no name"),
-        (json.dumps([*json.loads(good), record]), "has two kinds of weather for 0"),
-    ):
-        path.write_text(text)
-        with pytest.raises(data.WrongData, match=reason):
-            data.load_grouped("bdd100k", root)
+    path.write_text("[{")
+    with pytest.raises(data.WrongData, match=r"det_train\.json of .* is damaged"):
+        data.load_grouped("bdd100k", root)
     path.unlink()
     with pytest.raises(data.WrongData, match=r"has no labels: it needs labels/det_20/det_"):
         data.load_grouped("bdd100k", root)

@@ -142,7 +142,6 @@ def image_samples(
 
 
 SIDE = 16
-BLOCK = 1024
 
 
 def thumbnail(image: Tensor) -> Tensor:
@@ -172,18 +171,12 @@ def distinct_rows(images: Samples, tolerance: float) -> Tensor:
         [0, 2]
     """
     small = torch.stack([thumbnail(torch.as_tensor(images[row])) for row in range(len(images))])
+    # differences first: a matrix product would lose the small distances to rounding
+    apart = torch.cdist(small, small, compute_mode="donot_use_mm_for_euclid_dist")
     repeated: set[int] = set()
-    for start in range(0, len(small), BLOCK):
-        # differences first: a matrix product would lose the small distances to rounding
-        apart = torch.cdist(
-            small[start : start + BLOCK],
-            small[start:],
-            compute_mode="donot_use_mm_for_euclid_dist",
-        )
-        close = (apart <= tolerance * SIDE).triu(1)
-        for first, other in torch.nonzero(close).tolist():
-            if start + first not in repeated:
-                repeated.add(start + other)
+    for first, other in torch.nonzero((apart <= tolerance * SIDE).triu(1)).tolist():
+        if first not in repeated:
+            repeated.add(other)
     return torch.tensor([row for row in range(len(small)) if row not in repeated])
 
 
