@@ -72,20 +72,6 @@ def test_steps_are_those_of_the_transcription(name, changes):
     assert (vector(run) - start).abs().max() > 5e-3
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_neither_evaluation_nor_a_checkpoint_in_the_middle_changes_a_run(name):
-    own = problem()
-    whole, first, second = (own.start(METHODS[name], 0) for _ in range(3))
-    steps(first, 5)  # in the middle of a round of alexr2
-    random = torch.get_rng_state()
-    assert first.evaluate() == first.evaluate() and first.model.training
-    assert torch.equal(torch.get_rng_state(), random)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    assert torch.equal(weights(steps(whole, 12)), weights(steps(second, 7)))
-    assert torch.equal(weights(whole), weights(steps(first, 7)))
-    assert whole.evaluate() == second.evaluate()
-
-
 def test_a_resumed_run_keeps_the_old_model_that_it_began_with():
     """Where the cache is gone, the old model is trained anew, and on a GPU it is another one."""
     run = steps(training("sonex"), 4)

@@ -133,12 +133,8 @@ class Run(Job):
 
 def finished_result(spec: RunSpec, folder: Path) -> dict[str, Any] | None:
     """The result of a finished run; refuses the folder of another one."""
-    saved = store.read_spec(folder) if (folder / store.CONFIG).is_file() else None
-    if saved is not None and (changes := spec.differences(saved)):
-        raise FolderError(
-            f"{folder} has another run: {'; '.join(changes)}. Choose another place with --out, "
-            "or start anew with --overwrite."
-        )
+    if (folder / store.CONFIG).is_file():
+        store.refuse(f"{folder} has another run", spec.differences(store.read_spec(folder)))
     return store.read_result(folder) if (folder / store.RESULT).is_file() else None
 
 
