@@ -13,11 +13,8 @@ from continual_cases import (
     METHODS,
     TinyClip,
     TinyImages,
-    one_thread,  # noqa: F401 (used by being here)
-    own_cache,  # noqa: F401
+    own_cache,  # noqa: F401 (used by being here)
     problem,
-    steps,
-    weights,
     with_backbones,
 )
 from fcco_experiments import tasks
@@ -25,6 +22,7 @@ from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.tasks.continual.model import Texts
 from fcco_experiments.tasks.continual.problem import ContinualProblem
 from fcco_experiments.tasks.continual.training import by_class
+from task_cases import one_thread, steps, weights  # noqa: F401 (one_thread is used by being here)
 
 SONEX = METHODS["sonex"]
 
@@ -59,7 +57,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 # The old model.
 
 
-def test_the_old_model_is_trained_once_for_each_seed(trained, own_cache):  # noqa: F811
+def test_the_old_model_is_trained_once_for_each_seed(trained, own_cache):
     first = problem()
     run, again = first.start(SONEX, 0), first.start(METHODS["replay"], 0)
     assert trained == [0] and torch.equal(weights(run), weights(again))
@@ -94,7 +92,7 @@ def test_another_config_and_other_data_have_another_old_model(trained, changes):
 
 
 @pytest.mark.parametrize("content", [b"no file of weights", None])
-def test_a_damaged_file_is_trained_anew(trained, own_cache, content):  # noqa: F811
+def test_a_damaged_file_is_trained_anew(trained, own_cache, content):
     found = problem().make_old(0)
     (path,) = own_cache.glob("scenes-synthetic-0-*.pt")
     whole = path.read_bytes()
