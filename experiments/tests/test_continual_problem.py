@@ -57,7 +57,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 # The old model.
 
 
-def test_the_old_model_is_trained_once_for_each_seed(trained, own_cache):
+def test_the_old_model_is_trained_once_for_each_seed(trained, own_cache):  # noqa: F811
     first = problem()
     run, again = first.start(SONEX, 0), first.start(METHODS["replay"], 0)
     assert trained == [0] and torch.equal(weights(run), weights(again))
@@ -92,7 +92,7 @@ def test_another_config_and_other_data_have_another_old_model(trained, changes):
 
 
 @pytest.mark.parametrize("content", [b"no file of weights", None])
-def test_a_damaged_file_is_trained_anew(trained, own_cache, content):
+def test_a_damaged_file_is_trained_anew(trained, own_cache, content):  # noqa: F811
     found = problem().make_old(0)
     (path,) = own_cache.glob("scenes-synthetic-0-*.pt")
     whole = path.read_bytes()
