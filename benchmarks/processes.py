@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,9 @@ from torch.nn.functional import softplus
 from torch.nn.parallel import DistributedDataParallel
 
 import fcco
+from studies import publish
 
+from .cases import stepping
 from .timing import interleave
 
 GROUPS, SAMPLES = 1000, 64
@@ -41,11 +42,11 @@ class Counted:
         return self.call(*arguments, **options)
 
 
-def work(rank: int, size: int, port: int, rounds: int, out: str) -> None:
+def work(rank: int, size: int, rounds: int, folder: str) -> None:
     """One process: steps with the mean of the losses and with two objectives."""
     torch.set_num_threads(1)
     if size > 1:
-        store = f"tcp://127.0.0.1:{port}"
+        store = f"file://{folder}/store"
         dist.init_process_group("gloo", store, rank=rank, world_size=size)
     torch.manual_seed(rank)
     x = torch.randn(SAMPLES, 64)
@@ -56,12 +57,6 @@ def work(rank: int, size: int, port: int, rounds: int, out: str) -> None:
         model: Any = torch.nn.Sequential(*wide(64), *wide(256), torch.nn.Linear(256, 1))
         model = DistributedDataParallel(model) if size > 1 else model
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        objective: Any = None
-        if kind == "groups":
-            objective = fcco.CVaRGroupDRO(model, optimizer, GROUPS, ratio=0.1)
-        elif kind == "limits":
-            limits = {f"limit {k}": 0.5 for k in range(8)}
-            objective = fcco.constrained(model, optimizer, limits)
 
         def losses() -> torch.Tensor:
             return softplus(model(x).squeeze(1))
@@ -70,17 +65,14 @@ def work(rank: int, size: int, port: int, rounds: int, out: str) -> None:
             loss = losses()
             return loss, {f"limit {k}": part.mean() for k, part in enumerate(loss.split(8))}
 
-        def step() -> None:
-            if kind == "groups":
-                objective(losses, group).backward()
-            elif kind == "limits":
-                objective(limited).backward()
-            else:
-                losses().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step, objective
+        if kind == "groups":
+            dro = fcco.CVaRGroupDRO(model, optimizer, GROUPS, ratio=0.1)
+            return stepping(optimizer, lambda: dro(losses, group)), dro
+        if kind == "limits":
+            limits = {f"limit {k}": 0.5 for k in range(8)}
+            constrained = fcco.constrained(model, optimizer, limits)
+            return stepping(optimizer, lambda: constrained(limited)), constrained
+        return stepping(optimizer, lambda: losses().mean()), None
 
     made = {kind: make(kind) for kind in ("mean", "groups", "limits")}
     times = interleave({kind: step for kind, (step, _) in made.items()}, rounds, 20)
@@ -91,19 +83,13 @@ def work(rank: int, size: int, port: int, rounds: int, out: str) -> None:
         step()
         dist.__dict__.update(all_gather=gathers.call, all_reduce=sums.call)
         state = objective.buffers() if objective is not None else ()
-        rows.append(
-            {
-                "processes": size,
-                "objective": kind,
-                "messages": gathers.number + sums.number,
-                "bytes": gathers.bytes + sums.bytes,
-                "state": sum(value.nbytes for value in state),
-                "milliseconds": 1000 * times.median(kind),
-                "ratio": times.ratio(kind, "mean"),
-            }
-        )
+        rows.append({
+            "processes": size, "objective": kind, "messages": gathers.number + sums.number,
+            "bytes": gathers.bytes + sums.bytes, "state": sum(value.nbytes for value in state),
+            "milliseconds": 1000 * times.median(kind), "ratio": times.ratio(kind, "mean"),
+        })  # fmt: skip
     if rank == 0:
-        Path(out).write_text(json.dumps(rows))
+        Path(folder, "rows.json").write_text(json.dumps(rows))
     if size > 1:
         dist.barrier()
         dist.destroy_process_group()
@@ -111,30 +97,24 @@ def work(rank: int, size: int, port: int, rounds: int, out: str) -> None:
 
 def measure(size: int, rounds: int) -> list[dict[str, Any]]:
     """Rows of one number of processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        out = f"{folder}/rows.json"
-        torch.multiprocessing.spawn(work, (size, port, rounds, out), size)
-        return json.loads(Path(out).read_text())
+        torch.multiprocessing.spawn(work, (size, rounds, folder), size)
+        return json.loads(Path(folder, "rows.json").read_text())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", action="store_true", help="all of it as the last line")
-    parser.add_argument("--commit", metavar="HASH", help="of the code, for the JSON")
-    given = parser.parse_args()
+    parser.add_argument("--commit", help="of the code, where git is not at hand")
+    options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    rows = [row for size in given.processes for row in measure(size, given.rounds)]
+    rows = [row for size in options.processes for row in measure(size, options.rounds)]
     for row in rows:
         print(*(f"{v:.3g}" if isinstance(v, float) else v for v in row.values()), sep="\t")
-    if given.json:
-        about = {"command": "python -m benchmarks.processes", "commit": given.commit}
-        about |= {"torch": torch.__version__, "machine": f"{os.cpu_count()} cores"}
-        print(json.dumps(about | {"rows": rows}))
+    if options.json:
+        print(json.dumps(publish.about(commit=options.commit) | {"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -25,12 +25,6 @@ class Timings:
         pairs = zip(self.seconds[name], self.seconds[base], strict=True)
         return statistics.median(a / b for a, b in pairs)
 
-    def spread(self, name: str, base: str) -> tuple[float, float]:
-        """10th and 90th percentile of that ratio."""
-        pairs = zip(self.seconds[name], self.seconds[base], strict=True)
-        cuts = statistics.quantiles([a / b for a, b in pairs], n=10)
-        return cuts[0], cuts[-1]
-
 
 def interleave(
     candidates: dict[str, Callable[[], None]],
@@ -40,7 +34,6 @@ def interleave(
     warm_up: int = 3,
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
-    tick: Callable[[int, int], None] | None = None,
 ) -> Timings:
     """Time `steps` calls of each candidate per round; the order turns around every round.
 
@@ -53,7 +46,6 @@ def interleave(
         device: `"cuda"` to wait for the GPU before reading the clock.
         clock: `time.thread_time` ignores what other processes do with the core. It is right only
             for work that stays in the calling thread.
-        tick: called after each round with the rounds done and their number.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for step in candidates.values():
@@ -68,8 +60,6 @@ def interleave(
                 step()
             _wait(device)
             seconds[name].append((clock() - start) / steps)
-        if tick is not None:
-            tick(number + 1, rounds)
     return Timings(seconds)
 
 

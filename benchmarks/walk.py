@@ -7,14 +7,10 @@ A walk runs under `sys.setprofile`, which reports every Python call. Counted are
 written in a file of `fcco`: not those of torch, of the caller's own function, of generated code (a
 dataclass's `__init__`), and not comprehensions. A generator counts once, however often it resumes.
 
-| walk | what runs |
-|---|---|
-| `sonex_step` | a warm step of `CVaRGroupDRO`: the call, backward, optimizer step, zero_grad |
-| `constrained_step` | the same for `constrained(...)` without settings, after its warm-up |
-| `xrisk_step` | the same for `xrisk.AveragePrecision` |
-| `alexr2_round` | a warm round of `constrained(..., "alexr2")`: three inner steps |
-| `fleet_step` | an eager step of a fleet of three default constrained runs |
-| `build_constrained` | `constrained(...)` of four named limits itself |
+Walks are warm steps (the call, backward, optimizer step, zero_grad) of `CVaRGroupDRO`, of
+`constrained(...)` without settings and of `xrisk.AveragePrecision`; a round of three inner steps of
+`constrained(..., "alexr2")`; an eager step of a fleet of three default constrained runs; and
+`constrained(...)` of four named limits itself.
 
 Keys of each walk in the JSON: `calls`; `files`, the distinct files among them; `switches`, how
 often a call lies in another file than the call before; `depth`, the deepest nesting of calls.
@@ -40,10 +36,13 @@ from torch.nn.functional import softplus
 
 import fcco
 
+from .cases import stepping
+
 SOURCE = Path(fcco.__file__).parent
 BLOCKS, INNER_STEPS, MEMBERS, WARM_UP = 4, 3, 3, 4
 MEASURED = 15  # steps after which the default for limits acts; the first ten only measure
 LIMITS = {"a": 0.5, "b": 0.4, "c": 0.5, "d": 0.4}
+INDEX = torch.arange(BLOCKS).repeat_interleave(2)  # two samples per block
 CONSTRAINED: dict[str, Any] = {"penalty": 4.0, "smoothing": 0.1, "tolerance": 0.5}
 
 
@@ -115,39 +114,30 @@ def losses(model: nn.Module, x: Tensor) -> Tensor:
     return softplus(model(x).squeeze(-1))
 
 
-def training_step(objective: Any, inner: Callable[[Tensor], Any]) -> Callable[[], None]:
-    """A step on a batch of two samples per block."""
-    index, x = torch.arange(BLOCKS).repeat_interleave(2), torch.randn(2 * BLOCKS, 5)
+def warm(step: Callable[[], Any], steps: int = WARM_UP) -> list[Call]:
+    """The walk of a step after a few of them: first visits and imports are over."""
+    for _ in range(steps):
+        step()
+    return record(step)
 
-    def step() -> None:
-        objective(lambda: inner(x), index).backward()
-        objective.optimizer.step()
-        objective.optimizer.zero_grad()
 
-    return step
+def sonex_step() -> list[Call]:
+    model, optimizer = problem()
+    dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=10, ratio=0.2)
+    x = torch.randn(len(INDEX), 5)
+    return warm(stepping(optimizer, lambda: dro(lambda: losses(model, x), INDEX)))
 
 
 def constrained_training(limits: Any = LIMITS, **settings: Any) -> Callable[[], None]:
     model, optimizer = problem()
     objective = fcco.constrained(model, optimizer, limits, **settings)
-    return training_step(objective, lambda x: (losses(model, x),) * 2)
-
-
-def warm(step: Callable[[], Any], steps: int = WARM_UP) -> Callable[[], Any]:
-    """`step` after a few of them: first visits and imports are over."""
-    for _ in range(steps):
-        step()
-    return step
-
-
-def sonex_step() -> list[Call]:
-    model, optimizer = problem()
-    objective = fcco.CVaRGroupDRO(model, optimizer, num_groups=10, ratio=0.2)
-    return record(warm(training_step(objective, lambda x: losses(model, x))))
+    x = torch.randn(len(INDEX), 5)
+    steps: Any = objective.optimizer  # that of a double loop steps two
+    return stepping(steps, lambda: objective(lambda: (losses(model, x),) * 2, INDEX))
 
 
 def constrained_step() -> list[Call]:
-    return record(warm(constrained_training(), MEASURED))
+    return warm(constrained_training(), MEASURED)
 
 
 def xrisk_step() -> list[Call]:
@@ -155,19 +145,13 @@ def xrisk_step() -> list[Call]:
     x, index = torch.randn(8, 5), torch.arange(8)
     labels = index % 2
     risk = fcco.xrisk.AveragePrecision(model, optimizer, labels)
-
-    def step() -> None:
-        risk(lambda: model(x).squeeze(1), labels, index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return record(warm(step))
+    return warm(stepping(optimizer, lambda: risk(lambda: model(x).squeeze(1), labels, index)))
 
 
 def alexr2_round() -> list[Call]:
     settings: dict[str, Any] = {"nu": 0.5, "eta": 0.1, "inner_steps": INNER_STEPS, **CONSTRAINED}
     step = constrained_training(BLOCKS, method="alexr2", **settings)
-    return record(warm(lambda: [step() for _ in range(INNER_STEPS)]))
+    return warm(lambda: [step() for _ in range(INNER_STEPS)])
 
 
 def fleet_step() -> list[Call]:
@@ -183,25 +167,20 @@ def fleet_step() -> list[Call]:
 
     fleet = fcco.fleet.Fleet(members, inner, mode="eager")
     batch = torch.randn(MEMBERS, 2 * BLOCKS, 5)
-    return record(warm(lambda: fleet.step(batch)))
+    return warm(lambda: fleet.step(batch))
 
 
 def build_constrained() -> list[Call]:
     problems = iter([problem() for _ in range(WARM_UP + 1)])
-    return record(warm(lambda: fcco.constrained(*next(problems), LIMITS)))
+    return warm(lambda: fcco.constrained(*next(problems), LIMITS))
 
 
 WALKS: dict[str, Callable[[], list[Call]]] = {
     walk.__name__: walk
     for walk in (
-        sonex_step,
-        constrained_step,
-        xrisk_step,
-        alexr2_round,
-        fleet_step,
-        build_constrained,
+        sonex_step, constrained_step, xrisk_step, alexr2_round, fleet_step, build_constrained
     )
-}
+}  # fmt: skip
 
 
 def listing(calls: Sequence[Call]) -> str:

@@ -22,7 +22,7 @@ from fcco.methods import table
 from studies import afrisenti, frontier, many_groups, publish, small_batches
 from studies.constrained import report
 from studies.constrained import report as constrained
-from studies.convergence import results as convergence
+from studies.convergence import __main__ as convergence
 from studies.estimators import __main__ as estimators
 from studies.group_dro import report as group_dro
 from studies.identities import __main__ as identities
@@ -309,37 +309,6 @@ def continual_short() -> list[list[str]]:
     return rows
 
 
-def contrastive_steps() -> list[list[str]]:
-    """What a contrastive step costs."""
-    cases = publish.table("continual-speed")["cases"]
-    names = {"plain CLIP": "clip", "ours, moving average": "ema", "ours, MSVR": "msvr",
-             "ours, MSVR, offloaded": "msvr-offload"}  # fmt: skip
-    head = ["loss"]
-    for case in cases:
-        head += [f"batch {case['batch']:,}: ms", "time", "MiB more"]
-    rows = [head]
-    for name, key in names.items():
-        row = [name]
-        for own in (case["rows"][key] for case in cases):
-            more = f"{own['mib_more']:.1f}" if "mib_more" in own else "-"
-            row += [f"{own['milliseconds']:.1f}", f"{own['ratio']:.3f}", more]
-        rows.append(row)
-    return rows
-
-
-def risk_steps() -> list[list[str]]:
-    """Time of a step of a risk relative to that of LibAUC, and memory."""
-    found = publish.table("xrisk-speed")
-    names = {"AP": "AP, against SOAP", "pAUC": "partial AUC, against SOPA",
-             "tpAUC": "two-way, against STACO"}  # fmt: skip
-    rows = [["", *(MODELS[key] for key in found["step"]), "loss alone at batch 4,096"]]
-    for metric, name in names.items():
-        ratios = (f"{each[metric]['to_libauc']:.2f}" for each in found["step"].values())
-        mib = found["memory"][metric]
-        rows.append([name, *ratios, f"{mib['mib']:.0f} MiB against {mib['libauc_mib']:.0f}"])
-    return rows
-
-
 def fleets(device: str) -> list[list[str]]:
     """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
     kind = "cpu" if device == "cpu" else "cuda"
@@ -349,21 +318,22 @@ def fleets(device: str) -> list[list[str]]:
         return f"{own[name]['runs_per_second']:.4g}"
 
     if kind == "cuda":
-        names = ["sequential", "processes", "traced", "graph"]
-        rows = [["runs", *(f"{n}, runs/s" for n in names), "graph, times sequential", "products"]]
+        names = ["sequential", "traced", "graph"]
+        rows = [["runs", *(f"{n}, runs/s" for n in names), "graph, times sequential"]]
         for each in (result for result in found if result["method"] == "alexr2"):
             own = each["rows"]
-            times, floor = own["graph"]["over_sequential"], own["products"]["share_of_best"]
-            cells = [*(speed(own, name) for name in names), f"{times:,.0f}", f"{floor:.2f}"]
+            cells = [
+                *(speed(own, name) for name in names),
+                f"{own['graph']['over_sequential']:,.0f}",
+            ]
             rows.append([f"{each['runs']:,}", *cells])
         return rows
-    times = ["processes", "eager", "traced"]
-    rows = [["method", "runs", "sequential, runs/s", *times, "products"]]
+    modes = ["eager", "traced"]
+    rows = [["method", "runs", "sequential, runs/s", *modes]]
     for each in found:
         own = each["rows"]
-        shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in times)
-        cells = [speed(own, "sequential"), *shown, f"{own['products']['share_of_best']:.2f}"]
-        rows.append([each["method"], f"{each['runs']:,}", *cells])
+        shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in modes)
+        rows.append([each["method"], f"{each['runs']:,}", speed(own, "sequential"), *shown])
     return rows
 
 
@@ -447,7 +417,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "constrained": lambda problem: constrained.table(
         publish.table("constrained")["problems"][problem]["methods"]
     ),
-    "convergence": lambda *words: convergence.relative(publish.table("convergence"), *words),
+    "convergence": lambda output: convergence.relative(publish.table("convergence"), output),
     "estimators": lambda: estimators.summary(estimators.published()),
     "estimators-short": lambda: estimators.summary(
         estimators.published(), "ours", *(n for n in estimators.RIVALS if n != "GridSearch")
@@ -456,7 +426,6 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "group-dro-networks": group_dro.networks,
     "group-dro-networks-short": group_dro.networks_short,
     "group-dro-heads": group_dro.heads,
-    "group-dro-samples": group_dro.samples_table,
     "group-dro-eigenvalues": group_dro.eigenvalues,
     "identities": lambda *words: identities.table(identities.published(" ".join(words))),
     "identities-short": lambda: identities.table(
@@ -464,7 +433,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     ),
     "identities-groups": lambda: identities.by_group(identities.published("end to end")),
     "many-groups": many_groups.table,
-    "afrisenti": afrisenti.table,
+    "afrisenti": afrisenti.published,
     "fairness": lambda data: compared(
         {"test AUC": "test_auc ±4", "test gap": "test_gap ±3", "train AUC": "train_auc ±4",
          "train worst": "train_violation ±4"},
@@ -485,14 +454,12 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "continual": lambda data: compared(LEARNED, f"continual-{data}"),
     "continual-rho": continual_rho,
     "continual-short": continual_short,
-    "continual-step": contrastive_steps,
     "fleets": fleets,
     "group-dro-ablation": lambda data, name: compared(
         {"train CVaR": "train_cvar ±3", "test CVaR": "test_cvar ±3",
          "tracking error": "tracking_error ±3"},
         f"group-dro-{data}-{name}",
     ),
-    "risk-steps": risk_steps,
     "small-batches": small_batches.published,
     "untuned": untuned,
     "untuned-short": untuned_short,

@@ -18,9 +18,8 @@ from __future__ import annotations
 import csv
 import functools
 import gzip
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,12 +113,10 @@ def possible() -> fcco.ReferenceLosses:
 
 def objective_of(job: Job, model: torch.nn.Module, optimizer: Any, number: int) -> Any:
     """The objective of a method; None for a plain mean."""
-    build: dict[str, Callable[..., Any]] = {
-        "OOA": fcco.methods.ooa,
-        "CTC-DRO": fcco.methods.ctc_dro,
-    }
-    if job.method in build:
-        return build[job.method](model, optimizer, number, **job.setting)
+    if job.method == "OOA":
+        return fcco.methods.ooa(model, optimizer, number, **job.setting)
+    if job.method == "CTC-DRO":
+        return fcco.methods.ctc_dro(model, optimizer, number, **job.setting)
     if job.method.startswith("fcco"):
         reference = possible() if "reference" in job.method else None
         return fcco.CVaRGroupDRO(model, optimizer, number, reference=reference, **job.setting)
@@ -128,13 +125,11 @@ def objective_of(job: Job, model: torch.nn.Module, optimizer: Any, number: int) 
 
 def f1(logits: Tensor, data: Split, number: int) -> list[float]:
     """The macro F1 of each language."""
-    said, found = logits.argmax(1), []
-    for group in range(number):
-        own = data.group // 3 == group
-        table = torch.bincount(3 * data.y[own] + said[own], minlength=9).view(3, 3).double()
-        each = 2 * table.diag() / (table.sum(0) + table.sum(1)).clamp(min=1)
-        found.append(round(each.mean().item(), 5))
-    return found
+    from sklearn.metrics import f1_score
+
+    rows = [data.group // 3 == language for language in range(number)]
+    scores = (f1_score(data.y[own], logits[own].argmax(1), average="macro") for own in rows)
+    return [round(float(score), 5) for score in scores]
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -171,48 +166,42 @@ def run(job: Job) -> dict[str, Any]:
         return {s: f1(model(splits[s].x), splits[s], len(names)) for s in ("dev", "test")}
 
 
+def table(methods: Mapping[str, Any]) -> list[list[str]]:
+    """Macro F1 of each method with its chosen setting."""
+    rows = [["trained by", "worst language", "mean", "chosen setting"]]
+    for name, found in methods.items():
+        worst, mean = [min(row) for row in found["test"]], [sum(r) / len(r) for r in found["test"]]
+        shown = ", ".join(f"{k} {v:.2g}" for k, v in found["setting"].items())
+        rows.append([name, publish.mean_std(worst), publish.mean_std(mean), shown])
+    return rows
+
+
+def published() -> list[list[str]]:
+    """Of docs/recipes/data-mixtures.md."""
+    return table(publish.table("afrisenti")["methods"])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(command("afrisenti", __doc__), arguments, (1, 5))
     steps = QUICK_STEPS if options.quick else None
     runner = Runner(run, dict, options.workers, options.out)
     jobs = {
-        (name, json.dumps(setting)): [
-            Job("AfriSenti", name, setting, seed, evaluations=steps)
-            for seed in range(options.seeds)
+        name: [
+            [Job("AfriSenti", name, setting, seed, evaluations=steps)
+             for seed in range(options.seeds)]
+            for setting in grid
         ]
         for name, grid in METHODS.items()
-        for setting in grid
-    }
-    runner([job for own in jobs.values() for job in own], "runs")
-
-    def worst(cell: tuple[str, str], split: str) -> list[float]:
-        return [min(row[split]) for row in runner.of(jobs[cell])]
-
-    figures, rows = {}, [["macro F1", "worst language", "mean", "setting"]]
-    for name in METHODS:
-        cells = [cell for cell in jobs if cell[0] == name]
-        best = max(cells, key=lambda cell: sum(worst(cell, "dev")))
-        mean = [sum(row["test"]) / len(row["test"]) for row in runner.of(jobs[best])]
-        tests = [row["test"] for row in runner.of(jobs[best])]
-        figures[name] = {"setting": json.loads(best[1]), "test": tests}
-        shown = ", ".join(f"{k} {v:g}" for k, v in json.loads(best[1]).items())
-        rows.append([name, publish.mean_std(worst(best, "test")), publish.mean_std(mean), shown])
-    print(publish.plain(rows))
-    result = {"languages": list(tweets()[0]), "methods": figures}
-    if options.publish:
-        publish.write(publish.RESULTS / "afrisenti", result, commit=options.commit)
-    if options.json:
-        print(json.dumps(result))
-
-
-def table() -> list[list[str]]:
-    """Of docs/recipes/data-mixtures.md."""
-    rows = [["trained by", "worst language", "mean", "chosen setting"]]
-    for name, found in publish.table("afrisenti")["methods"].items():
-        worst, mean = [min(row) for row in found["test"]], [sum(r) / len(r) for r in found["test"]]
-        shown = ", ".join(f"{k} {v:.2g}" for k, v in found["setting"].items())
-        rows.append([name, publish.mean_std(worst), publish.mean_std(mean), shown])
-    return rows
+    }  # fmt: skip
+    runner([job for own in jobs.values() for some in own for job in some], "runs")
+    methods = {}
+    for name, own in jobs.items():
+        found = [runner.of(some) for some in own]
+        k = max(range(len(own)), key=lambda k: sum(min(row["dev"]) for row in found[k]))
+        methods[name] = {"setting": METHODS[name][k], "test": [row["test"] for row in found[k]]}
+    print(publish.plain(table(methods)))
+    result = {"languages": list(tweets()[0]), "methods": methods}
+    publish.conclude(options, "afrisenti", result)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """Results as files of docs/results and as tables: what was measured, with what, at which commit.
 
-    python -m studies.publish     # figures of all published runs anew
+    python -m studies.publish     # which commit made the runs that pages read
 
-Runs were published before their figures were: the commit of each file of runs is told by git.
+Those runs were published without it: git tells the commit of their file.
 """
 
 from __future__ import annotations
 
 import functools
 import gzip
-import importlib
 import json
 import math
 import subprocess
@@ -127,15 +126,8 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def markdown(rows: Iterable[Sequence[str]]) -> str:
-    """A table from its head and its rows."""
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def plain(rows: Iterable[Sequence[str]]) -> str:
-    """The same for a terminal."""
+    """A table for a terminal, from its head and its rows; without marks of Markdown."""
     table = [[cell.replace("**", "").replace("\\|", "|") for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
@@ -172,12 +164,9 @@ def commit_of(file: Path) -> str:
 
 
 def main() -> None:
-    for name in ("estimators", "identities", "xrisk", "group_dro"):
-        part = "report" if name == "group_dro" else "__main__"
-        study = importlib.import_module(f"studies.{name}.{part}")
-        folder = RESULTS / name.replace("_", "-")
-        files = {file.name: commit_of(file) for file in sorted(folder.glob("*.jsonl.gz"))}
-        write(folder, {"runs": files, "figures": study.published_figures()})
+    for name in ("estimators", "group-dro", "identities", "small-batches", "xrisk"):
+        files = {file.name: commit_of(file) for file in sorted((RESULTS / name).glob("*.jsonl.gz"))}
+        write(RESULTS / name, {"runs": files})
 
 
 if __name__ == "__main__":

@@ -12,19 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from fcco_experiments.data import MissingData
 
 from . import publish
-
-
-class Keyed(Protocol):
-    """A job: a text tells it from others."""
-
-    @property
-    def key(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,7 @@ class Runner:
                         continue
                     self.known[entry["job"]] = self.result(**entry["trace"])
 
-    def __call__(self, jobs: Sequence[Keyed], title: str) -> list[Any]:
+    def __call__(self, jobs: Sequence[Job], title: str) -> list[Any]:
         """The results of the jobs, in their order."""
         waiting = list({job.key: job for job in jobs if job.key not in self.known}.values())
         if waiting and not self.workers:
@@ -113,7 +106,7 @@ class Runner:
             self._say(title, done, len(waiting), start)
         return self.of(jobs)
 
-    def of(self, jobs: Sequence[Keyed]) -> list[Any]:
+    def of(self, jobs: Sequence[Job]) -> list[Any]:
         """The results of jobs that are known."""
         return [self.known[job.key] for job in jobs]
 
@@ -160,10 +153,15 @@ class Runner:
         print(f"{chr(13) if live else ''}{text}   ", end=end, file=self.show, flush=True)
 
 
+def published_runs(name: str) -> Runner:
+    """The published runs of a study; a job that is not among them is an error."""
+    return Runner(dict, dict, 0, publish.runs(name))
+
+
 def tuned(
     runner: Runner,
     grids: Mapping[Any, Sequence[Any]],
-    job: Callable[[Any, Any, int], Keyed],
+    job: Callable[[Any, Any, int], Job],
     tuning: Sequence[int],
     seeds: Sequence[int],
     choose: Callable[[dict[Any, list[list[Any]]]], dict[Any, int]],

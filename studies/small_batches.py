@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from studies import publish
-from studies.runner import Job, Runner, command, parse, tuned
+from studies.runner import Job, Runner, command, parse, published_runs, tuned
 
 LENGTHS = (48, 96)  # tokens of a docstring and of a source
 SHARES = {"test": 0.1, "validation": 0.07}
@@ -258,7 +258,7 @@ def table(runner: Runner) -> list[list[str]]:
 
 def published() -> list[list[str]]:
     """The table of the published runs."""
-    return table(Runner(run, dict, 0, publish.runs("small-batches")))
+    return table(published_runs("small-batches"))
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -280,13 +280,8 @@ def main(words: Sequence[str] | None = None) -> None:
         tuned(runner, grids, job, (0,), range(1, options.seeds + 1), choose)
     rows = table(runner)
     print(publish.plain(rows))
-    if options.publish:
-        folder = publish.RESULTS / "small-batches"
-        publish.write(
-            folder, {"rows": rows}, runner.entries(), device=options.device, commit=options.commit
-        )
-    if options.json:
-        print(json.dumps(rows))
+    told = {"rows": rows}
+    publish.conclude(options, "small-batches", told, runner.entries(), options.device)
 
 
 if __name__ == "__main__":

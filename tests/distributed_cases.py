@@ -37,9 +37,8 @@ STRATEGIES = ("ddp", "fsdp-layers", "fsdp-unsharded")
 RUNNABLE = STRATEGIES if torch.__version__ >= "2.10" else STRATEGIES[:1]
 FEW = {
     "fsdp-layers": (
-        "sonex log-space accumulation penalized-named automatic-accumulation alexr2-independent "
-        "empty-rank several-terms float32 contrast-learned contrast-old contrast-individual "
-        "risk-two-way risk-ndcg"
+        "sonex accumulation penalized-named automatic-accumulation alexr2-independent empty-rank "
+        "several-terms float32 contrast-learned contrast-individual risk-two-way risk-ndcg"
     ),
     "fsdp-unsharded": "sonex alexr2 several-terms",
 }
@@ -140,11 +139,6 @@ def and_g0(value: Tensor) -> tuple[Tensor, Tensor]:
     return 0.1 * value.square(), value
 
 
-def both_rates(model: nn.Module, ids: Tensor) -> Tensor:
-    margin = margins(model, ids)
-    return torch.stack([margin.sigmoid(), softplus(-margin)], 1)
-
-
 def errors(model: nn.Module, ids: Tensor) -> fcco.Measured:
     margin = margins(model, ids)
     return fcco.Measured((margin < 0).double() - 0.1 * margin.detach(), (-margin).sigmoid())
@@ -152,9 +146,7 @@ def errors(model: nn.Module, ids: Tensor) -> fcco.Measured:
 
 per_sample = entries(losses)
 with_g0 = entries(lambda model, ids: and_g0(losses(model, ids)))
-two_dimensional = entries(both_rates)
 measured = entries(errors)
-log_values = entries(lambda model, ids: losses(model, ids) / 0.5)
 
 
 def with_rows(model: nn.Module, step: int, batches: Batches) -> Any:
@@ -301,19 +293,6 @@ def sonex(**options: Any) -> Callable[[nn.Module, bool], fcco.Compositional]:
     return build
 
 
-def tracked(options: dict[str, Any], outer: Any, smoothing: float) -> Any:
-    """A tracker with options that no method has."""
-
-    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
-        chosen: dict[str, Any] = {"gamma": 0.3, "correction": 0.6, **options}
-        chosen |= {} if corrected else {"correction": 0.0}
-        tracker = fcco.tracker.for_model(model, GROUPS, **chosen)
-        term = fcco.terms.CoupledTerm(outer, tracker, smoothing=smoothing)
-        return fcco.Compositional(model, momentum(model), term)
-
-    return build
-
-
 def build_several(model: nn.Module, corrected: bool) -> fcco.Compositional:
     def tracker(read: Any, correction: Any) -> fcco.tracker.InnerTracker:
         correction = correction if corrected else 0.0
@@ -344,18 +323,11 @@ def automatic_cvar(model: nn.Module, corrected: bool) -> fcco.Compositional:
     return fcco.CVaRGroupDRO(model, momentum(model, lr=0.2), GROUPS, ratio=0.5)
 
 
-def penalized(constraints: Any, coupled: bool = False, **more: Any) -> Any:
-    def build(model: nn.Module, corrected: bool) -> fcco.Compositional:
-        settings: dict[str, Any] = {"penalty": 2.0, "smoothing": 1.0, "gamma": 0.4} | more
-        settings.setdefault("correction", "auto" if corrected else 0.0)
-        own = fcco.tracker.InnerTracker(GROUPS, gamma=0.7, correction=0.2, dtype=torch.float64)
-        objective = fcco.terms.CoupledTerm(fcco.outer.SquaredHinge(), own) if coupled else None
-        return fcco.constrained(
-            model, momentum(model, 0.2), constraints, "sonex", tolerance=0.2, objective=objective,
-            **settings,
-        )  # fmt: skip
-
-    return build
+def penalized(model: nn.Module, corrected: bool) -> fcco.Compositional:
+    return fcco.constrained(
+        model, momentum(model, 0.2), NAMES, "sonex", tolerance=0.2, penalty=2.0, smoothing=1.0,
+        gamma=0.4, correction="auto" if corrected else 0.0,
+    )  # fmt: skip
 
 
 def automatic(constraints: Any, coupled: bool = False, **settings: Any) -> Any:
@@ -465,12 +437,11 @@ def contrast(
 
 
 def contrastive_values() -> dict[str, Any]:
-    """Inner values of unequal batches, and errors that every rank must raise together."""
+    """Errors that every rank must raise together; without a group nothing is gathered."""
     rank, ids = dist.get_rank(), pairs(0, [])
     same = torch.zeros(len(ids), dtype=torch.int64)
     first, single = torch.full((len(ids),), rank == 0), torch.arange(1 - rank)
     return {
-        "rows": [log_means(X[ids].to(d), T[ids].to(d), 0.8) for d in (X.dtype, torch.bfloat16)],
         "one label": raised(lambda: log_means(X[ids], T[ids], 0.8, label=same, anchor=first)),
         "one pair": raised(lambda: log_means(X[single], T[single], 0.8)),
         "local": log_means(X[:5], T[:5], 0.8, process_group=None),
@@ -513,8 +484,6 @@ BOTH = torch.stack([POSITIVE, GROUP % 2], 1).double()
 BOTH[::7, 1] = torch.nan
 GRADE = torch.randint(4, (SAMPLES,), generator=_draw)
 RATES: dict[str, Any] = {"min_tpr": 0.4, "max_fpr": 0.6}
-SPIDER: dict[str, Any] = {"gamma": 0.0, "correction": 1.0, "read": "new", "refresh_every": 5}
-LOGS: dict[str, Any] = {"log_space": True}
 ROUND: dict[str, Any] = {"proximal": 0.5, "inner_steps": 5}
 INDIVIDUAL: dict[str, Any] = {
     "temperature": "individual", "first_temperature": 0.4, "radius": 1.0, "temperature_lr": 0.05
@@ -524,22 +493,14 @@ MIXED = [KINDS[k % 4] for k in range(GROUPS)]
 SWITCH: dict[str, Any] = {"threshold": 0.15, "constraint_optimizer": "polyak"}
 CASES: dict[str, Case] = {
     "sonex": Case(sonex(), per_sample),
-    "vector-values": Case(
-        sonex(outer=fcco.outer.TwoSidedHinge(0.05, 1.5), smoothing=1.0), two_dimensional
-    ),
-    "spider": Case(tracked(SPIDER, fcco.outer.Hinge(1.5), 2.0), per_sample, sensitive=False),
-    "log-space": Case(tracked(LOGS, fcco.outer.LogMeanExp(0.5), 0.0), log_values),
     "measured": Case(sonex(smoothing=1.0), measured),
     "skip-nonfinite": Case(sonex(on_nonfinite="skip"), with_nonfinite),
     "cvar": Case(cvar("new"), per_sample),
-    "cvar-old": Case(cvar("old"), per_sample),
     "accumulation": Case(cvar("new"), per_sample, micro=2),
     "by-tokens": Case(cvar("new", reference=BY_TOKENS), with_rows, micro=2),
     "cvar-automatic": Case(automatic_cvar, per_sample, micro=2, sensitive=False),
     "g0-vector": Case(sonex(), with_g0),
-    "g0-scalar": Case(sonex(), with_scalar_g0),
-    "penalized-named": Case(penalized(NAMES), named, sizes=sometimes_empty),
-    "penalized-coupled": Case(penalized(GROUPS, coupled=True), with_coupled_objective),
+    "penalized-named": Case(penalized, named, sizes=sometimes_empty),
     "automatic-scalar": Case(automatic(GROUPS), with_scalar_g0),
     "automatic-named": Case(automatic(NAMES, tolerance=MIXED), named, sizes=sometimes_empty),
     "automatic-coupled": Case(automatic(GROUPS, coupled=True), with_coupled_objective),
@@ -554,24 +515,19 @@ CASES: dict[str, Case] = {
     "oss": Case(lagrangian("oss", **ROUND), two_constraints, sensitive=False),
     "icppac": Case(lagrangian("icppac", **ROUND), two_constraints, sensitive=False),
     "ssg": Case(lagrangian("ssg", **SWITCH), two_constraints, sensitive=False),
-    "ooa": Case(weighted(ratio=0.5), per_sample, sensitive=False),
+    "ooa": Case(weighted(ratio=0.5), per_sample, micro=2, sensitive=False),
     "ooa-euclidean": Case(
         weighted(geometry="euclidean"), with_g0, sizes=sometimes_empty, sensitive=False
     ),
-    "ooa-batch": Case(weighted(scaling="batch"), per_sample, micro=2, sensitive=False),
     "alexr": Case(primal_dual(theta=0.6, dual_step=0.4), independent, sensitive=False),
-    "contrast-old": contrast(labels=3, correction=0.0, read="old"),
     "contrast-learned": contrast("forward", radius=0.5, chunk=2),
-    "contrast-unscaled": contrast("parameter", scaled=False),
-    "contrast-individual": contrast(**INDIVIDUAL),
-    "contrast-individual-everything": contrast(
+    "contrast-individual": contrast(
         labels=4, anchors=True, loss=True, chunk=3, **INDIVIDUAL
     ),
     "contrast-everything": contrast(
         "parameter", labels=4, anchors=True, loss=True, chunk=3, radius=0.2, offset=0.1
     ),
     "risk-auc": Case(risk(xrisk.AUC, POSITIVE), labelled, sensitive=False),
-    "risk-ap": Case(risk(xrisk.AveragePrecision, POSITIVE), labelled, sensitive=False),
     "risk-labels": Case(
         risk(xrisk.AveragePrecision, BOTH), twice_labelled, sizes=sometimes_empty, sensitive=False
     ),
@@ -584,9 +540,6 @@ CASES: dict[str, Case] = {
     ),
     "risk-ndcg": Case(
         risk(xrisk.NDCG, GRADE, GROUP, k=9), numbered, sizes=sometimes_empty, sensitive=False
-    ),
-    "risk-listwise": Case(
-        risk(xrisk.ListwiseCrossEntropy, GRADE, GROUP), numbered, micro=2, sensitive=False
     ),
     "risk-bags": Case(
         risk(xrisk.MultiInstanceAUC, [1, 0, 1, 0, 0, 1]), entries(scored), sensitive=False

@@ -190,14 +190,6 @@ def box(a: float, b: float, number: int, noise: float, seed: int = 0) -> NoisyCo
     )
 
 
-def outside_ball(noise: float) -> NoisyConstraints:
-    """min |w - a|^2 / 2 subject to |w| >= 1 with |a| = 1/2: w* = a / |a|, nu* = 1/4."""
-    a = torch.tensor([0.3, -0.4], dtype=torch.float64)
-    problem = NoisyConstraints(a, a[None], torch.zeros(1), noise, torch.Generator().manual_seed(0))
-    problem.exact = lambda w: 1 - w.square().sum().view(1)  # type: ignore[method-assign]
-    return problem
-
-
 class LogisticGroups:
     """Groups whose last feature misleads in the last three: min l2/2 |w|^2 + CVaR_r(L_1..L_n)."""
 

@@ -125,20 +125,25 @@ def alexr(
     alpha: float,
     theta: float,
     conjugate_prox: ConjugateProx,
+    limit: Array | float = 0.0,
     nu: float | None = None,
     independent: bool = True,
     with_g0: bool = False,
 ) -> tuple[Array, Array]:
-    """ALEXR with r(w) = |w - w0|^2 / (2 nu) or r = 0; returns the iterates and the final y."""
+    """ALEXR with r(w) = |w - w0|^2 / (2 nu) or r = 0; returns the iterates and the final y.
+
+    The inner functions are g_i - `limit`_i.
+    """
     rng = np.random.default_rng(1)
     w, w_prev = w0.copy(), w0.copy()
     y, path = np.zeros((problem.num_inner, problem.dim)), []
+    limits = np.broadcast_to(limit, len(y))
     for _ in range(steps):
         sampled = problem.draw(rng)
         z = np.zeros_like(w)
         for i, batch, other in sampled:
             g, g_prev = problem.value(w, i, batch), problem.value(w_prev, i, batch)
-            g_tilde = g + theta * (g - g_prev)
+            g_tilde = g + theta * (g - g_prev) - limits[i]
             y[i] = conjugate_prox(y[i] + alpha * g_tilde, alpha)
             z += problem.jacobian(w, i, other if independent else batch).T @ y[i]
         z /= len(sampled)

@@ -249,33 +249,22 @@ def test_refuses_what_cannot_work(outer, options, text):
 
 @pytest.mark.parametrize(("theta", "margin"), [(1.0, 0.05), (3.0, 0.0)])
 def test_constrained_form_equals_the_transcription(theta, margin):
-    """y+ = clip(y + alpha (g + theta (g - g_prev) - tolerance + margin), 0, rho)."""
-    problem, start = ref.Quadratics(), np.linspace(0.5, 1.5, 4)
-    data, model = TorchQuadratics(problem), Point(start)
+    """f = rho [.]_+ of g - tolerance + margin."""
+    problem, model = ref.Quadratics(), Point(START)
     limit = np.array([0.1, -0.2, 0.3, 0.0, 0.5, 0.2])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     objective = fcco.constrained(
-        model, optimizer, 6, "alexr", penalty=2.0, dual_step=0.4, theta=theta,
-        tolerance=limit.tolist(), margin=margin,
+        model, torch.optim.SGD(model.parameters(), lr=0.02), 6, "alexr", penalty=2.0, dual_step=0.4,
+        theta=theta, tolerance=limit.tolist(), margin=margin,
     )  # fmt: skip
-    w, w_prev, y = start.copy(), start.copy(), np.zeros(6)
-    rng, same = np.random.default_rng(1), np.random.default_rng(1)
-    for _ in range(80):
-        G = w - problem.m
-        for i, batch, _ in (sampled := problem.draw(rng, 3, 2)):
-            g, past = problem.value(w, i, batch)[0], problem.value(w_prev, i, batch)[0]
-            ahead = g + theta * (g - past)
-            y[i] = np.clip(y[i] + 0.4 * (ahead - limit[i] + margin), 0, 2.0)
-            G = G + y[i] * problem.jacobian(w, i, batch)[0] / len(sampled)
-        w_prev, w = w, w - 0.02 * G
-        blocks, samples = entries(problem.draw(same, 3, 2), 1)
-        values = lambda b=blocks, s=samples: data.values(model.w, b, s)  # noqa: E731
-        objective(lambda v=values: (data.loss(model.w), v()), blocks).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        np.testing.assert_allclose(model.w.detach(), w, rtol=0, atol=1e-12)
-    assert np.abs(w - start).max() > 0.1 and 0 < (y > 0).sum() < 6
-    np.testing.assert_allclose(objective.multipliers(), y / 6, rtol=0, atol=1e-12)
+    common = {"independent": False, "with_g0": True}
+    path, y = dual.alexr(
+        problem, START, 80, eta=0.02, alpha=0.4, theta=theta, limit=limit - margin,
+        conjugate_prox=dual.hinge_dual(2.0), **common,
+    )  # fmt: skip
+    ours = run_ours(objective, model, problem, 80, **common)
+    np.testing.assert_allclose(ours, path, rtol=0, atol=1e-12)
+    assert np.abs(path[-1] - START).max() > 0.1 and 0 < (y > 0).sum() < 6
+    np.testing.assert_allclose(objective.multipliers(), y[:, 0] / 6, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("index", [None, [1, 0, 1]])

@@ -166,13 +166,6 @@ def test_rows_without_a_difference_are_no_rates_where_others_are_large():
     assert missed("rare", (30, 50, 400), 40)[0] <= stats.binom.ppf(1 - 1e-4, 40, 0.05)
 
 
-def test_two_values_that_come_as_often():
-    own = np.arange(400) % 2 - 0.5
-    bound = certify({"a": own}, 1.0).rows[0].bound
-    student = stats.t.isf(SPENT * 0.05, 399) * own.std(ddof=1) / 20
-    assert bound == pytest.approx(student, rel=0.1)
-
-
 def test_kinds_of_limits():
     values = {name: rate(500, 1000) for name in ("low", "high", "between", "equal")}
     limits = {

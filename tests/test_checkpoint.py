@@ -164,14 +164,6 @@ def test_alexr2_resumes_bitwise_also_within_a_round():
     check(lambda: Run(build, "average"), (3, 4, 11))
 
 
-@pytest.mark.parametrize(("read", "smoothing"), [("new", 0.0), ("old", 0.3)])
-def test_group_dro_resumes_bitwise(read, smoothing):
-    build = lambda model: fcco.CVaRGroupDRO(  # noqa: E731
-        model, adam(model), GROUPS, 0.4, smoothing=smoothing, read=read
-    )
-    check(lambda: Run(build), (1, 6))
-
-
 @pytest.mark.parametrize("rule", ["random", "average"])
 def test_the_output_iterate_resumes_bitwise(rule):
     check(lambda: Run(sonex(), rule), (1, 6))

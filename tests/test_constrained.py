@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import Point, box, take_step
+from problems import Point, take_step
 
 import fcco
 from fcco.constraints import ConstrainedObjective, ConstraintReport
-from fcco.methods import METHODS, ROWS, Sonex, constrained
+from fcco.methods import ROWS, Sonex, constrained
 from fcco.methods.registry import ALIASES as WORDS
 
 A, B, M = 1.0, 0.3, 3  # min |w - a|^2 / 2 with w <= b: every multiplier is 0.7
@@ -66,19 +65,11 @@ def test_every_method_has_a_case():
 
 @pytest.mark.parametrize("alias, name", ALIASES.items())
 def test_an_alias_builds_the_same_method(alias, name):
-    """The same numbers, bit for bit, the same settings and the same entry of the registry."""
-    runs = []
-    for word in (alias, name):
-        model, problem = Point([0.5, -1.0, 2.0]), box(A, B, M, 0.1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        objective = constrained(model, optimizer, M, word, tolerance=0.1, **CASES[name])
-        for _ in range(3):
-            take_step(objective, problem.sample(model.w, torch.arange(M)))
-        runs.append((model, objective))
-    (model, objective), (other, expected) = runs
-    assert torch.equal(model.w, other.w) and str(objective) == str(expected)
-    assert objective.method == expected.method == name
-    assert objective.state_dict().keys() == expected.state_dict().keys()
+    model = Point(np.zeros(M))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    objective = constrained(model, optimizer, M, alias, tolerance=0.1, **CASES[name])
+    expected = objective_of(name, tolerance=0.1)
+    assert objective.method == expected.method == name and str(objective) == str(expected)
     with pytest.raises(ValueError, match=re.escape(f"`constrained(method={alias!r})`")):
         constrained(model, optimizer, M, alias, speed=9, **CASES[name])
 
@@ -137,6 +128,7 @@ def test_sampled_constraints_are_taken_or_refused(method):
     ("ssg", {"threshold": "wide"}, "'auto'"),
     ("sonex", PENALTY | {"speed": 9}, "`speed` (unknown)"),
     ("sonex", PENALTY | {"limits": 0}, "at least 1"),
+    ("sonex", PENALTY | {"smoothing": None}, "must be a number"),
     ("alexr", CASES["alexr"] | {"limits": "gap"}, "a dict of limits"),
     ("sonex", PENALTY | {"outer": fcco.outer.Hinge()}, "has its own weight"),
     ("sonex", {"outer": fcco.outer.CVaR(0.5), "smoothing": 0.1}, "dim=...)` is needed"),
@@ -150,37 +142,13 @@ def test_sampled_constraints_are_taken_or_refused(method):
 def test_wrong_words_and_settings(method, settings, message):
     model = Point(np.zeros(M))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         constrained(model, optimizer, method=method, **{"limits": M} | settings)
 
 
 def test_a_number_of_constraints_may_come_from_numpy():
     number = np.arange(M).size + np.int64(0)
     assert objective_of("sonex", constraints=number).term.tracker.num_inner == M
-
-
-@pytest.mark.parametrize("method", CASES)
-def test_every_accepted_setting_reaches_the_method(method):
-    """No setting is a name alone, and the settings themselves build what their word builds."""
-    kind = METHODS[method]
-    accepted = [field.name for field in dataclasses.fields(kind)]
-    assert not kind.missing(CASES[method])
-    values: dict[str, Any] = {
-        "dtype": torch.float64, "device": "cpu", "on_nonfinite": "raise", "read": "old",
-        "correction": 0.1, "theta": 0.1, "gamma": 0.3, "outer": None, "dim": None,
-        "inner_steps": 4, "constraint_optimizer": None, "tau": 3.0, "smoothing": 0.0, "nu": 0.1,
-        "eta": 0.1,
-    }  # fmt: skip
-    assert set(accepted) <= set(values) | set(CASES[method])
-    for name in accepted:
-        if name in values:
-            given = {name: values[name]}
-            if name not in CASES[method]:
-                objective = objective_of(method, **given)
-                model = Point(np.zeros(M))
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-                other = constrained(model, optimizer, M, kind(**CASES[method], **given))
-                assert str(objective) == str(other) and objective.method == other.method
 
 
 # The doors of SONEX take the same settings.

@@ -128,24 +128,6 @@ def test_the_correction_matters(name):
     assert apart(alone(name), alone(name, corrected=False)) > 1e-5
 
 
-def test_cases_hold_what_they_promise():
-    """Groups on both ranks, unequal and empty batches; a vector g0 weighs samples, not ranks."""
-    shared, empty = 0, 0
-    for number in range(cases.STEPS):
-        one, two = cases.draw(number, 0, cases.uneven(number))
-        shared += len(set(cases.GROUP[one].tolist()) & set(cases.GROUP[two].tolist())) > 0
-        empty += 0 in cases.sometimes_empty(number)
-    assert shared > 0.9 * cases.STEPS and empty > 5
-    assert {len(set(cases.uneven(n))) for n in range(3)} == {1, 2}
-    without = [
-        int(cases.POSITIVE[batch].sum()) == 0
-        for number in range(cases.STEPS)
-        for batch in cases.draw(number, 0, cases.uneven(number))
-    ]
-    assert 3 <= sum(without) <= 8, "a rank without positives now and then"
-    assert apart(alone("g0-scalar"), alone("g0-vector")) > 1e-4
-
-
 @pytest.mark.parametrize(
     ("strategy", "where"),
     [
@@ -235,19 +217,12 @@ def test_the_older_fsdp_is_refused_when_a_correction_needs_it(ranks):
         assert_close(result["state"], alone("sonex", corrected=False, steps=3).state)
 
 
-def test_pairs_of_all_ranks_are_negatives(ranks):
-    """A diagonal taken at rank 0's place gave rank 1 a loss of 22.536 instead of 22.418."""
-    said, ids = ranks("ddp", "contrastive values"), cases.pairs(0, [torch.empty(0)] * WORLD)
-    expected = np.split(loop_means(cases.X[ids], cases.T[ids], 0.8), [3])
+def test_pairs_without_negatives_are_refused_by_all_ranks(ranks):
     local = loop_means(cases.X[:5], cases.T[:5], 0.8)
-    for result, rows in zip(said, expected, strict=True):
-        double, half = result["rows"]
-        np.testing.assert_allclose(double, rows, atol=1e-12)
-        assert half.dtype == torch.float32
-        np.testing.assert_allclose(half, rows, atol=0.2)
+    for result in ranks("ddp", "contrastive values"):
         assert "leaves pairs without a negative" in result["one label"]
         assert "at least two pairs" in result["one pair"] and "has: 1" in result["one pair"]
-        np.testing.assert_allclose(result["local"], local, atol=1e-12)  # no group, no gathering
+        np.testing.assert_allclose(result["local"], local, atol=1e-12)
 
 
 def test_import_does_not_load_dtensor():

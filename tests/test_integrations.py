@@ -259,6 +259,15 @@ def test_accelerate_refuses_what_would_read_other_batches(accelerate, tmp_path):
         check_loader(two, group_loader())
 
 
+def test_positions_of_other_samplers_are_refused():
+    shared = pytest.importorskip("fcco.integrations._shared")
+    model = make()
+    objective, sampler = dro(model, sgd(model)), group_loader().batch_sampler
+    state = shared.TrainingState(objective, {"data": sampler}).state_dict()
+    with pytest.raises(ValueError, match="other samplers"):
+        shared.TrainingState(objective, {}).load_state_dict(state)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings(r"ignore:FSDP2-wrapped module .* returned a view tensor")
 def test_sharded_parameters_start_without_a_correction():
@@ -359,24 +368,38 @@ def lightning_trainer(folder: Path, **options: Any) -> Any:
     return pl.Trainer(**(quiet | options))
 
 
+def fit(
+    folder: Path, data: Any = None, validation: Any = None, path: str | None = None,
+    task: Any = None, **options: Any,
+) -> Any:  # fmt: skip
+    """A module after its training; `path` is a checkpoint in the folder, to go on from."""
+    task = lightning_class()() if task is None else task
+    if path is None:
+        torch.manual_seed(1)
+    start = None if path is None else folder / path
+    lightning_trainer(folder, **options).fit(task, data, validation, ckpt_path=start)
+    return task
+
+
+def checkpoints(folder: Path, name: str = "{step}", **when: Any) -> Any:
+    pl = pytest.importorskip("lightning.pytorch")
+    return pl.callbacks.ModelCheckpoint(folder, filename=name, save_top_k=-1, **when)
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_lightning(tmp_path, accumulate):
     """Automatic optimization runs forward and backward inside `optimizer.step(closure)`.
 
     Validation, before the first step and after each epoch, changes nothing.
     """
-    task = lightning_class()()
-    trainer = lightning_trainer(tmp_path, accumulate_grad_batches=accumulate)
-    torch.manual_seed(1)
-    trainer.fit(task, loader(), loader() if accumulate == 1 else None)
+    validation = loader() if accumulate == 1 else None
+    task = fit(tmp_path, loader(), validation, accumulate_grad_batches=accumulate)
     assert_same(task.net, task.objective, plain(accumulate))
 
 
 def test_lightning_manual_optimization_with_two_optimizers(tmp_path):
     """SGD works on each parameter alone: two of them are the one of the plain loop."""
-    task = lightning_class()(manual=True)
-    torch.manual_seed(1)
-    lightning_trainer(tmp_path).fit(task, loader())
+    task = fit(tmp_path, loader(), task=lightning_class()(manual=True))
     assert len(task.objective.optimizer) == 2
     assert_same(task.net, task.objective, plain())
 
@@ -394,10 +417,8 @@ def test_lightning_clips_and_casts_as_the_plain_loop_does(tmp_path):
         optimizer.step()
         optimizer.zero_grad()
 
-    task = lightning_class()()
     options = {"gradient_clip_val": 0.05, "precision": "bf16-mixed", "max_epochs": 1}
-    torch.manual_seed(1)
-    lightning_trainer(tmp_path, **options).fit(task, loader())
+    task = fit(tmp_path, loader(), **options)
     assert_same(task.net, task.objective, (model, objective))
 
 
@@ -417,74 +438,48 @@ def test_lightning_resume(tmp_path, case, workers):
     """Within an epoch, after its last batch, and at its end: no batch is left out or twice."""
     options, same, steps = RESUMED[case]
     options = {"max_epochs": 3, **options}
-    pl = pytest.importorskip("lightning.pytorch")
-    checkpoint = functools.partial(pl.callbacks.ModelCheckpoint, tmp_path, save_top_k=-1)
     callbacks = [
-        checkpoint(filename="{step}", every_n_train_steps=1),
-        checkpoint(filename="{step}-end", save_on_train_epoch_end=True),
+        checkpoints(tmp_path, every_n_train_steps=1),
+        checkpoints(tmp_path, "{step}-end", save_on_train_epoch_end=True),
     ]
     expected = plain_groups(**same)
-    whole = lightning_class()(workers)
-    torch.manual_seed(1)
-    trainer = lightning_trainer(tmp_path, callbacks=callbacks, **options)
-    trainer.fit(whole)
+    whole = fit(tmp_path, task=lightning_class()(workers), callbacks=callbacks, **options)
     assert_same(whole.net, whole.objective, expected)
-    ends = {path.stem for path in tmp_path.glob("*-end.ckpt")} - {f"step={trainer.global_step}-end"}
+    last = whole.trainer.global_step
+    ends = {path.name for path in tmp_path.glob("*-end.ckpt")} - {f"step={last}-end.ckpt"}
     assert len(ends) == 2
-    for name in [*(f"step={step}" for step in steps), *ends]:
-        resumed = lightning_class()(workers)
-        trainer = lightning_trainer(tmp_path, **options)
-        trainer.fit(resumed, ckpt_path=tmp_path / f"{name}.ckpt")
+    for path in [*(f"step={step}.ckpt" for step in steps), *ends]:
+        resumed = fit(tmp_path, path=path, task=lightning_class()(workers), **options)
         assert_same(resumed.net, resumed.objective, expected)
         assert resumed.drawn == whole.drawn[-len(resumed.drawn) :], "the module's own sampler"
 
 
 def test_lightning_resume_after_validation_within_an_epoch(tmp_path):
-    pl = pytest.importorskip("lightning.pytorch")
-    callback = pl.callbacks.ModelCheckpoint(
-        tmp_path, filename="{step}", save_top_k=-1, save_on_train_epoch_end=False
-    )
+    callbacks = [checkpoints(tmp_path, save_on_train_epoch_end=False)]
     options = {"max_epochs": 3, "val_check_interval": 0.5}
-    whole = lightning_class()()
-    torch.manual_seed(1)
-    trainer = lightning_trainer(tmp_path, callbacks=[callback], **options)
-    trainer.fit(whole, val_dataloaders=loader())
+    whole = fit(tmp_path, None, loader(), callbacks=callbacks, **options)
     assert_same(whole.net, whole.objective, plain_groups())
     for step in (2, 4):
-        resumed = lightning_class()()
-        path = tmp_path / f"step={step}.ckpt"
-        lightning_trainer(tmp_path, **options).fit(resumed, None, loader(), ckpt_path=path)
+        resumed = fit(tmp_path, None, loader(), path=f"step={step}.ckpt", **options)
         assert_same(resumed.net, resumed.objective, plain_groups())
 
 
 @pytest.mark.parametrize("workers", ONE_OR_TWO_WORKERS)
 def test_lightning_leaves_an_epoch_that_was_cut_short(tmp_path, workers):
     """Stopped by `max_steps`, Lightning goes on with a new epoch when it counts epochs."""
-    trainer = lightning_trainer(tmp_path, max_epochs=-1, max_steps=2)
-    task = lightning_class()(workers)
-    torch.manual_seed(1)
-    trainer.fit(task)
-    trainer.save_checkpoint(tmp_path / "cut.ckpt")
-    task = lightning_class()(workers)
-    lightning_trainer(tmp_path, max_epochs=3).fit(task, ckpt_path=tmp_path / "cut.ckpt")
+    task = fit(tmp_path, task=lightning_class()(workers), max_epochs=-1, max_steps=2)
+    task.trainer.save_checkpoint(tmp_path / "cut.ckpt")
+    task = fit(tmp_path, path="cut.ckpt", task=lightning_class()(workers), max_epochs=3)
     assert_same(task.net, task.objective, plain_groups((2, STEPS, STEPS)))
 
 
 def test_lightning_loaders_made_anew(tmp_path):
     """`train_dataloader` is called again for each epoch; the new sampler goes on."""
-    pl = pytest.importorskip("lightning.pytorch")
     options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
-    checkpoint = pl.callbacks.ModelCheckpoint(
-        tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1
-    )
-    whole = lightning_class()()
-    torch.manual_seed(1)
-    lightning_trainer(tmp_path, callbacks=[checkpoint], **options).fit(whole)
+    whole = fit(tmp_path, callbacks=[checkpoints(tmp_path, every_n_train_steps=1)], **options)
     assert_same(whole.net, whole.objective, plain_groups())
     for step in (STEPS, STEPS + 1):  # Lightning skips the start of an epoch that was at its end
-        resumed = lightning_class()()
-        path = tmp_path / f"step={step}.ckpt"
-        lightning_trainer(tmp_path, **options).fit(resumed, ckpt_path=path)
+        resumed = fit(tmp_path, path=f"step={step}.ckpt", **options)
         assert_same(resumed.net, resumed.objective, plain_groups())
 
 
@@ -502,20 +497,15 @@ def test_lightning_steps_the_optimizer_of_the_method(tmp_path):
             scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
             return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
-    task = Task()
-    torch.manual_seed(1)
-    first = lightning_trainer(tmp_path, max_epochs=-1, max_steps=5)
-    first.fit(task)
-    first.save_checkpoint(tmp_path / "middle.ckpt")
-    task = Task()
-    second = lightning_trainer(tmp_path, max_epochs=-1, max_steps=3 * STEPS)
-    second.fit(task, ckpt_path=tmp_path / "middle.ckpt")
+    task = fit(tmp_path, task=Task(), max_epochs=-1, max_steps=5)
+    task.trainer.save_checkpoint(tmp_path / "middle.ckpt")
+    options = {"max_epochs": -1, "max_steps": 3 * STEPS}
+    task = fit(tmp_path, path="middle.ckpt", task=Task(), **options)
     assert distance(task.net, plain_limited()) == 0.0
 
 
 def test_lightning_keeps_the_objective_out_of_the_module(tmp_path):
-    task = lightning_class()()
-    lightning_trainer(tmp_path, max_epochs=1).fit(task)
+    task = fit(tmp_path, max_epochs=1)
     assert all(name.startswith("net.") for name in task.state_dict())
     assert task.objective not in list(task.modules())
     assert task.eval().objective.training is False and task.train().objective.training is True
@@ -529,10 +519,8 @@ def test_lightning_keeps_the_objective_out_of_the_module(tmp_path):
 def test_lightning_logs_the_report(tmp_path):
     loggers = pytest.importorskip("lightning.pytorch.loggers")
     logger = loggers.CSVLogger(tmp_path, name="", version="")
-    task = lightning_class()()
-    trainer = lightning_trainer(tmp_path, logger=logger, log_every_n_steps=3, max_epochs=3)
-    trainer.fit(task)
-    losses, metrics = task.objective.group_losses(), trainer.callback_metrics
+    task = fit(tmp_path, logger=logger, log_every_n_steps=3, max_epochs=3)
+    losses, metrics = task.objective.group_losses(), task.trainer.callback_metrics
     assert not losses.isnan().any()
     assert float(metrics["worst_group_loss"]) == pytest.approx(float(losses.max()))
     assert float(metrics["group_loss/2"]) == pytest.approx(float(losses[2]))
@@ -567,34 +555,33 @@ def test_lightning_speaks_up(tmp_path):
     pl = pytest.importorskip("lightning.pytorch")
     task_class = lightning_class()
 
-    def fit(data: Any = None, **methods: Any) -> None:
-        task = type("Task", (task_class,), methods)()
-        lightning_trainer(tmp_path, max_epochs=3).fit(task, data)
+    def changed(data: Any = None, **methods: Any) -> None:
+        fit(tmp_path, data, task=type("Task", (task_class,), methods)(), max_epochs=3)
 
     base: Any = task_class.__mro__[1]
     with pytest.raises(NotImplementedError, match="configure_objective"):
-        fit(configure_objective=base.configure_objective)
+        changed(configure_objective=base.configure_objective)
     with pytest.raises(TypeError, match="returned: None"):
-        fit(configure_objective=lambda self, optimizer: None)
+        changed(configure_objective=lambda self, optimizer: None)
     with pytest.raises(ValueError, match="another"):
-        fit(configure_objective=lambda self, optimizer: dro(self.net, sgd(self.net)))
+        changed(configure_objective=lambda self, optimizer: dro(self.net, sgd(self.net)))
     with pytest.raises(RuntimeError, match="configure_callbacks"):
-        fit(configure_callbacks=lambda self: [])
+        changed(configure_callbacks=lambda self: [])
     with pytest.raises(ValueError, match="rank 1 of 2"):
-        fit(resumable(group_loader(rank=1, world_size=2)))
+        changed(resumable(group_loader(rank=1, world_size=2)))
     with pytest.raises(ValueError, match="ResumableLoader"):
-        fit(group_loader())
+        changed(group_loader())
     with pytest.raises(TypeError, match="sampler of"):
         resumable(loader())
     with pytest.raises(ValueError, match="batch_sampler"):
-        fit(DataLoader(Samples(), batch_size=2, sampler=group_loader().batch_sampler))  # type: ignore
+        changed(DataLoader(Samples(), batch_size=2, sampler=group_loader().batch_sampler))  # type: ignore
 
     def other_loss(self: Any, batch: Any, number: int) -> Tensor:
         self.objective(lambda: softplus(-batch["y"] * self.net(batch["x"])), batch["group"])
         return self.net(batch["x"]).square().mean()
 
     with pytest.warns(fcco.UsageWarning, match="training_step"):
-        fit(training_step=other_loss)
+        changed(training_step=other_loss)
 
     class Plain(pl.LightningModule):
         training_step = lambda self, batch, number: self.net(batch["x"]).sum()  # noqa: E731

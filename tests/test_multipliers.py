@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from problems import Point, take_step
+from test_tracker_error import ByHand
 from torch import Tensor
 
 import fcco
@@ -87,14 +88,11 @@ def outside(nu: Any, k: Any, g: Any, low: float, high: float) -> Any:
 
 def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) -> Any:
     """The rule in plain loops over constraints, from its description alone."""
-    w = np.zeros(DIM)
-    u, latest, d, visits, nu = (np.zeros(M) for _ in range(5))
+    w, nu = np.zeros(DIM), np.zeros(M)
+    tracked = ByHand(M, 1, None, least=0.2)
     sigma2, margin = np.zeros(M), np.zeros(M)
-    slow, losses, pressure, typical = np.zeros(M), [], 0.0, 0.0
-    a, b = np.zeros(M), np.zeros(M)
-    pooled_d = pooled_v = pooled_a = pooled_b = pooled_n = pooled_k = drift = opposed = 0.0
-    before, turning = np.zeros(M), np.zeros(3)
-    gain, omega, a2, active, d0, last, nf = 0.5, 0.0, 0.0, 0, 0.0, 0.0, 1.0
+    losses, pressure, typical = [], 0.0, 0.0
+    omega, a2, active, d0, last, nf = 0.0, 0.0, 0, 0.0, 0.0, 1.0
     reach = 0.2 * math.sqrt(2 * math.log(M))
     sign = np.where(np.isinf(high), -1.0, 1.0)
     joint = separate = 0.0
@@ -104,67 +102,20 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
         residual = w - TARGET - problem.loss_noise[t]
         loss, gradient = residual @ residual / 2, residual.copy()
         fresh = A @ w + problem.noise[t]
-        old = u.copy()
-        share, factors = M / len(index), {}
-        for i in index:  # track, and read the new value with the units of the last step
-            weight = max(3 / (visits[i] + 3), gain, 0.2)
-            factors[i] = 1 + a[i], b[i] + 1
-            a[i] = (1 - weight) ** 2 * a[i] + weight**2
-            b[i] = (1 - weight) ** 2 * (b[i] + 1)
-            u[i] = fresh[i] if visits[i] == 0 else u[i] + weight * (fresh[i] - u[i])
-            own = sigma2[i] if sigma2[i] > 0 else pooled_d
+        old, pooled = tracked.u[:, 0].copy(), tracked.means[0] / 2
+        seen = {i for i in index if tracked.visits[i] > 0}
+        tracked.step(index.tolist(), fresh[index, None])
+        u, slow, visits = tracked.u[:, 0], tracked.slow[:, 0], tracked.visits
+        share = M / len(index)
+        for i in index:  # read the new value with the units of the last step
+            own = sigma2[i] if sigma2[i] > 0 else pooled
             unit = max(d0, 0.03 * np.var(losses or [0.0])) or 1.0
             kappa = math.sqrt(unit / a2) / (own * max(omega, 1)) if a2 > 0 else 0.0
             near, far = low[i] + margin[i], high[i] - margin[i]
             gradient += share * outside(nu[i], kappa / 4 * math.sqrt(nf), u[i], near, far) * A[i]
         w = w - lr * gradient
         path.append(w.copy())
-        # The step ends: noise and error of the constraints,
-        moved = [(fresh[i] - latest[i]) ** 2 / 2 for i in index if visits[i] > 0]
-        missed = [(fresh[i] - old[i]) ** 2 for i in index if visits[i] > 0]
-        turned = [
-            (fresh[i] - latest[i]) ** 2 - (fresh[i] - before[i]) ** 2
-            for i in index if visits[i] > 1
-        ]  # fmt: skip
-        seen = {i for i in index if visits[i] > 0}
-        for i in index:
-            if visits[i] > 0:
-                weight = 1 / min(visits[i], 100)
-                d[i] += weight * ((fresh[i] - latest[i]) ** 2 / 2 - d[i])
-            slow[i] += max(1 / (min(visits[i], 100) + 1), 1 / (1 + 128 * pooled_k / M)) * (
-                u[i] - slow[i]
-            )
-            before[i] = latest[i] if visits[i] > 0 else before[i]
-            visits[i] += 1
-            latest[i] = fresh[i]
-        if moved:
-            pooled_n += 1
-            weight = 1 / min(pooled_n, 50)
-            pooled_k += weight * (len(moved) - pooled_k)
-            pooled_d += weight * (np.mean(moved) - pooled_d)
-            pooled_v += weight * (np.mean(missed) - pooled_v)
-            means = np.mean([factors[i] for i in seen], axis=0)
-            pooled_a += weight * (means[0] - pooled_a)
-            pooled_b += weight * (means[1] - pooled_b)
-            apart = 2 * pooled_b - pooled_a
-            drift = 2 * (pooled_v - pooled_a * pooled_d) * apart / (apart**2 + 1e-3)
-            drift, opposed = min(max(drift, 0), 2 * pooled_d), 0.0
-            mean, part = sum(turned) / len(moved), len(turned) / len(moved)
-            turning += weight * (np.array([mean, mean**2, part]) - turning)
-            if turning[2] > 0:  # noise of opposite signs
-                d2, a_, b_ = 2 * pooled_d - turning[0] / turning[2], pooled_a - 1, pooled_b - 1
-                other = (pooled_v - a_ * 2 * pooled_d - (1 - a_) * d2 / 2) * b_ / (b_**2 + 1e-3)
-                other = min(max(other, 0), 2 * pooled_d)
-                excess = pooled_d - d2 / 2 + other / 2
-                steps_ = min(pooled_n, 50)
-                chance = math.sqrt(abs(turning[1] - turning[0] ** 2) / steps_) / turning[2] / 2
-                if pooled_n > 10 and d2 / 2 > other and excess > 2.5 * chance:
-                    drift, opposed = other, min(excess - chance, (pooled_d - other / 2) / 3)
-            plain = pooled_d - drift / 2 - opposed
-            ratio = drift / plain if plain > 0 else math.inf
-            best = (math.sqrt(ratio**2 + 4 * ratio) - ratio) / 2 if ratio < math.inf else 1.0
-            gain += (min(max(best, 0.05), 0.95) - gain) / 50
-        # of the loss,
+        # The step ends: noise of the loss,
         if t > 0:
             most = math.sqrt(18 * d0) if t > 10 else math.inf
             loss = last + min(max(loss - last, -most), most)
@@ -172,27 +123,23 @@ def transcription(problem: Noisy, steps: int, lr: float, low: Any, high: Any) ->
             d0 += max(0.03, 1 / t) * (change - d0)
         last, nf = loss, share
         losses.append(loss)
+        # noise and error of the constraints.
         for i in index:
-            sigma2[i] = d[i]
+            sigma2[i] = tracked.spread[i, 0] / 2
             if visits[i] <= 20:
-                sigma2[i] = (d[i] * (visits[i] - 1) + 8 * pooled_d) / (visits[i] + 7)
+                sigma2[i] = (sigma2[i] * (visits[i] - 1) + 4 * tracked.means[0]) / (visits[i] + 7)
+        error = tracked.error()[:, 0]
+        noisy = {i: error[i] if visits[i] > 1 else 0.0 for i in index}
         room = min(joint / separate, 1) if separate > 0 else 0.0
         new = [sign[i] * (fresh[i] - old[i]) / sigma2[i] ** 0.5 for i in seen]
         joint += max(0.02, 1 / (t + 1)) * (sum(new) ** 2 - joint)
         separate += max(0.02, 1 / (t + 1)) * (sum(e**2 for e in new) - separate)
         slack = min(max(pressure / 5 - 1, 0) * max(omega - 0.5, 0), omega)
-        tight, noisy = {}, {}
+        tight = {i: min(reach * room * noisy[i], (high[i] - low[i]) / 2) for i in index}
         for i in index:
-            drifted = b[i] + 1 - pooled_k / M
-            plain = pooled_d - drift / 2 - opposed
-            apart = 2 * opposed * (1 - a[i]) / (1 + a[i])
-            error = (a[i] * (plain - apart) + drifted * drift) / (2 * pooled_d or 1)
-            error = math.sqrt(2 * sigma2[i] * error) if visits[i] > 1 else 0.0
-            noisy[i] = error
-            tight[i] = min(reach * room * error, (high[i] - low[i]) / 2)
             sd = sigma2[i] ** 0.5
             margin[i] = tight[i] - slack * min(max(typical, sd / 4), 4 * sd)
-        if pooled_n >= 9:
+        if tracked.steps >= 9:
             near, far = low + margin, high - margin
             beyond = {i: max(u[i] - high[i], low[i] - u[i]) + tight[i] for i in index}
             size = {i: max(beyond[i], 0) / sigma2[i] ** 0.5 for i in index}

@@ -219,22 +219,18 @@ def test_an_independent_batch():
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         objective = corrected(model, optimizer)
-        (sample, index), (other, other_index) = by_hand(first), by_hand(second)
         objective(lambda m=model: losses(m, start), MEMBER[start]).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if hand:
-            loss = objective(
-                lambda m=model, s=sample: losses(m, first)[s], index,
-                gradient=lambda m=model, s=other: losses(m, second)[s],
-                gradient_index=other_index,
-            )  # fmt: skip
-        else:
-            loss = objective(
-                lambda m=model: losses(m, first), MEMBER[first],
-                gradient=lambda m=model: losses(m, second),
-                gradient_index=MEMBER[second],
-            )  # fmt: skip
+
+        def batch(ids: np.ndarray, model: Any = model, hand: bool = hand) -> Any:
+            sample, index = by_hand(ids)
+            return lambda: losses(model, ids)[sample if hand else ...], index if hand else MEMBER[
+                ids
+            ]
+
+        (values, index), (gradient, other) = batch(first), batch(second)
+        loss = objective(values, index, gradient=gradient, gradient_index=other)
         loss.backward()
         found.append((loss.detach(), model.weight.grad, objective.term.tracker.rows))
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)

@@ -191,7 +191,7 @@ def test_tests_for_a_gpu_need_torch_numpy_and_pytest_only():
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = {name for extra in config["optional-dependencies"].values() for name in extra}
     names = {re.split(r"[\[><=~! ]", name)[0].replace("-", "_") for name in listed}
-    missing = (names | {"fcco_experiments", "pydantic", "ruamel", "rich", "typer", "sklearn"}) - {
+    missing = (names | {"fcco_experiments", "pydantic", "ruamel", "rich", "click", "sklearn"}) - {
         "fcco", "pytest",
     }  # fmt: skip
     found = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,8 @@ import pytest
 import reference as ref
 import reference_penalties as rival
 import torch
-from problems import Point, TorchQuadratics, box, entries, take_step
+from problems import Point, box, take_step
+from test_transcription import follow, optimizers
 
 import fcco
 from fcco.constraints import ConstrainedObjective
@@ -20,50 +20,8 @@ NAMES = [f"c{k}" for k in range(NUMBER)]
 TOLERANCE = np.linspace(-0.3, 0.4, NUMBER)
 START = np.linspace(0.5, 1.5, 4)
 PROBLEM = ref.Quadratics()
-DATA = TorchQuadratics(PROBLEM)
 
 # Transcriptions.
-
-
-def closure(model: Point, sampled: list[tuple], which: int, by_name: bool):
-    """(loss, values) of a drawn batch, one entry per sample or a mean by name."""
-    blocks, samples = entries(sampled, which)
-
-    def inner() -> Any:
-        values = DATA.values(model.w, blocks, samples).squeeze(1)
-        if by_name:
-            present = [s[0] for s in sampled]
-            return DATA.loss(model.w), {NAMES[k]: values[blocks == k].mean() for k in present}
-        return DATA.loss(model.w), values
-
-    return inner, None if by_name else blocks
-
-
-def follow(
-    objective: ConstrainedObjective,
-    model: Point,
-    draw: Callable[[np.random.Generator, int], list[tuple]],
-    by_name: bool = False,
-    independent: bool = False,
-) -> np.ndarray:
-    """The iterates of a run on the batches that the transcription draws."""
-    rng, path = np.random.default_rng(1), []
-    for step in range(STEPS):
-        sampled = draw(rng, step)
-        inner, index = closure(model, sampled, 1, by_name)
-        other = closure(model, sampled, 2, by_name)[0] if independent else None
-        take_step(objective, inner, index, gradient=other)
-        path.append(model.w.detach().numpy().copy())
-    return np.array(path)
-
-
-def compare(path: np.ndarray, expected: np.ndarray) -> None:
-    assert np.ptp(expected, axis=0).max() > 0.05, "the problem must move"
-    np.testing.assert_allclose(path, expected, rtol=0, atol=1e-12)
-
-
-def three_blocks(rng: np.random.Generator, step: int) -> list[tuple]:
-    return PROBLEM.draw(rng, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -72,23 +30,17 @@ def three_blocks(rng: np.random.Generator, step: int) -> list[tuple]:
 )
 def test_squared_hinge(read, kind, by_name):
     model = Point(START)
-    if kind == "momentum":
-        optimizer, update = (
-            fcco.optim.momentum_type([model.w], lr=0.02, beta=0.2),
-            ref.Momentum(0.02, 0.2),
-        )
-    else:
-        optimizer, update = fcco.optim.adam_type([model.w], lr=0.02, beta=0.2), ref.Adam(0.02, 0.2)
+    optimizer, update = optimizers(kind, [model.w], 0.02)
     default: dict[str, Any] = {} if read == "new" else {"read": read}
     objective = fcco.constrained(
         model, optimizer, NAMES if by_name else NUMBER, "squared-hinge", penalty=4.0, gamma=0.3,
         tolerance=TOLERANCE.tolist(), margin=0.05, **default,
     )  # fmt: skip
     expected, u = rival.li2024(
-        PROBLEM, START, STEPS, update, rho=4.0, gamma=0.3, read=read, ramp=0,
+        PROBLEM, START, STEPS, update, rho=4.0, gamma=0.3, read=read,
         tolerance=TOLERANCE, margin=0.05,
     )  # fmt: skip
-    compare(follow(objective, model, three_blocks, by_name), expected)
+    follow(objective, model, PROBLEM, expected, True, names=NAMES if by_name else None)
     np.testing.assert_allclose(objective.term.tracker.value[:, 0], u, rtol=0, atol=1e-12)
     excess = np.maximum(u - TOLERANCE + 0.05, 0)
     np.testing.assert_allclose(numbers(objective.multipliers()), 4.0 / NUMBER * excess, atol=1e-12)
@@ -104,11 +56,11 @@ def test_hinge(correction, by_name):
         model, optimizer, NAMES if by_name else NUMBER, "hinge", penalty=2.0, gamma=0.3,
         correction=correction, tolerance=TOLERANCE.tolist(), margin=0.05,
     )  # fmt: skip
-    expected, u, _ = rival.yang2025(
+    expected, u = rival.yang2025(
         PROBLEM, START, STEPS, 0.02, rho=2.0, gamma=0.3, tolerance=TOLERANCE, margin=0.05,
-        correction=0.7 * 3 / NUMBER if correction == "auto" else correction, horizon=1000,
+        correction=0.7 * 3 / NUMBER if correction == "auto" else correction,
     )  # fmt: skip
-    compare(follow(objective, model, three_blocks, by_name), expected)
+    follow(objective, model, PROBLEM, expected, True, names=NAMES if by_name else None)
     np.testing.assert_allclose(objective.term.tracker.value[:, 0], u, rtol=0, atol=1e-12)
     single = numbers(objective.multipliers())
     assert set(np.round(single, 12)) <= {0.0, round(2.0 / NUMBER, 12)}, "0 or rho/m"
@@ -129,11 +81,12 @@ def test_recursive_hinge(width, independent, by_name):
         independent=independent, tolerance=TOLERANCE, margin=0.05,
     )  # fmt: skip
 
-    def draw(rng: np.random.Generator, step: int) -> list[tuple]:
-        assert objective.refresh_due == (step % q == 0)
+    def draw(rng: np.random.Generator) -> list[tuple]:
+        assert objective.refresh_due == (objective.term.step % q == 0)
         return PROBLEM.draw(rng, NUMBER, 8 if objective.refresh_due else 2)
 
-    compare(follow(objective, model, draw, by_name, independent), expected)
+    names = NAMES if by_name else None
+    follow(objective, model, PROBLEM, expected, True, independent, names=names, draw=draw)
     u = history[-1]
     tracked = objective.term.tracker.value.flatten()
     np.testing.assert_allclose(tracked, u, rtol=0, atol=1e-11)

@@ -3,94 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from test_replay import batches, constrained, cvar, hard, mixed, ooa, paper, read_new, sonex
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import fcco
 from fcco.rules import cvar as cvar_rules
 
 DOUBLE = torch.float64
-BLOCKS, SAMPLES, STEPS = 12, 8, 16
-LIMITS = {
-    "at most": 0.4,
-    "at least": fcco.AtLeast(0.2),
-    "equal": fcco.Equal(0.3),
-    "between": (0.1, 0.5),
-    "loose": 9.0,
-}
-
-
-class Regression(nn.Module):
-    """Per-sample losses of a small network, and values of the limits above."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(DOUBLE)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).squeeze(1)
-
-    def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self(x) - y).square()
-
-    def limited(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and means of the output over parts of the batch."""
-        parts = torch.stack(
-            [self(x).view(len(LIMITS), -1).mean(1), y.view(len(LIMITS), -1).mean(1)]
-        )
-        return self.losses(x, y).mean(), (parts[0] + 0.1 * parts[1])
-
-
-def batch(rng: torch.Generator, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    blocks = torch.randperm(BLOCKS, generator=rng)[:size].sort().values
-    group = blocks.repeat_interleave(SAMPLES)
-    x = torch.randn(len(group), 3, generator=rng, dtype=DOUBLE)
-    noise = torch.randn(len(group), generator=rng, dtype=DOUBLE)
-    return x, 0.3 * group.to(DOUBLE) * x[:, 0] + noise, group
-
-
-def cvar(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.CVaRGroupDRO(model, optimizer, BLOCKS, 0.3)
-
-
-def paper(model: nn.Module, optimizer: Any) -> Any:
-    settings: dict[str, Any] = {"smoothing": 0.1, "gamma": 0.3, "correction": "auto", "read": "old"}
-    return fcco.CVaRGroupDRO(model, optimizer, BLOCKS, 0.3, **settings)
-
-
-def hard(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.CVaRGroupDRO(model, optimizer, BLOCKS, 0.3, smoothing=0.0, gamma=0.3)
-
-
-def online(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.methods.ooa(model, optimizer, BLOCKS, ratio=0.3, step=0.05)
-
-
-def limits(model: nn.Module, optimizer: Any) -> Any:
-    return fcco.constrained(model, optimizer, LIMITS)
-
-
-def call(objective: Any, model: Regression, x: Tensor, y: Tensor, group: Tensor) -> Tensor:
-    if not isinstance(objective, fcco.constraints.ConstrainedObjective):
-        return objective(lambda: model.losses(x, y), group)
-    # Whole batches have all limits, in order; others name those that they have.
-    rows = len(group) // len(LIMITS) * len(LIMITS)
-    inner = lambda: model.limited(x[:rows], y[:rows])  # noqa: E731
-    if len(group) >= BLOCKS * SAMPLES // 2 + 1:
-        return objective(inner)
-    index = group.unique()[:3] % len(LIMITS)
-
-    def some() -> tuple[Tensor, Tensor]:
-        loss, values = inner()
-        return loss, values[index]
-
-    return objective(some, index)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
@@ -141,24 +64,19 @@ class Operations(TorchDispatchMode):
         return any(isinstance(each, Tensor) and each.dtype == torch.bool for each in index)
 
 
-def measured(build: Callable[..., Any], size: int) -> list[str]:
-    """Where the host would wait in the last step, on batches of so many blocks."""
-    model = Regression()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    objective, rng = build(model, optimizer), torch.Generator().manual_seed(1)
-    for step in range(STEPS):
-        call(objective, model, *batch(rng, size if step else BLOCKS)).backward()
+@pytest.mark.parametrize("rows", [30, 8])
+@pytest.mark.parametrize("build", [cvar, paper, hard, read_new, ooa, constrained, mixed, sonex])
+def test_on_a_gpu_the_host_waits_for_nothing(build, rows, monkeypatch):
+    monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
+    model = nn.Linear(4, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    objective, function = build(model, optimizer)
+    *first, (x, index) = [(x, None if build is mixed else ids) for x, ids in batches(rows)[:20]]
+    for some, ids in first:
+        objective(lambda some=some: function(model, some), ids).backward()
         optimizer.step()
         optimizer.zero_grad()
     with Operations() as found:
-        call(objective, model, *batch(rng, size)).backward()
+        objective(lambda: function(model, x), index).backward()
         objective.close()
-    return found.waits
-
-
-@pytest.mark.parametrize("size", [5, BLOCKS])
-@pytest.mark.parametrize("build", [cvar, paper, hard, online, limits])
-def test_on_a_gpu_the_host_waits_for_nothing(build, size, monkeypatch):
-    monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
-    waits = measured(build, size)
-    assert not waits, "\n".join(waits)
+    assert not found.waits, "\n".join(found.waits)

@@ -344,7 +344,7 @@ def test_the_study_runs(tmp_path, capsys, monkeypatch):
     words = ["--quick", "--json", "--device", "cpu", "--seeds", "1", "--workers", "1"]
     small_batches.main([*words, "--out", str(out)])
     first = capsys.readouterr()
-    head, *rows = json.loads(first.out.splitlines()[-1])
+    head, *rows = json.loads(first.out.splitlines()[-1])["rows"]
     assert head[0] == "loss" and [row[1] for row in rows] == ["1,024", "32", "32", "32"]
     assert all(row[3:] == ["100.00", "100.00", "2"] for row in rows)
     assert len(out.read_text().splitlines()) == 8

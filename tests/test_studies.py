@@ -117,7 +117,6 @@ def test_published_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_tables() -> None:
     rows = [["", "a"], ["x \\| y", "**1.5**"]]
-    assert publish.markdown(rows) == "|  | a |\n| --- | --- |\n| x \\| y | **1.5** |"
     assert publish.plain(rows) == "         a\nx | y  1.5"
     assert (
         publish.mean_std([1.0, 3.0], 2) == "2.00 ± 1.41"

@@ -27,27 +27,32 @@ def optimizers(kind: str, params, lr: float):
     return fcco.optim.adam_type(params, lr=lr, beta=0.2), ref.Adam(lr, 0.2)
 
 
-def closure(data: TorchQuadratics, model: Point, sampled, which: int, with_g0: bool):
+def closure(data: TorchQuadratics, model: Point, sampled, which: int, with_g0: bool, names: Any):
+    """One entry per sample or, by name, the mean of each block."""
     blocks, samples = entries(sampled, which)
 
     def inner():
-        values = data.values(model.w, blocks, samples)
+        values: Any = data.values(model.w, blocks, samples)
+        if names is not None:
+            values = {names[s[0]]: values[blocks == s[0]].mean() for s in sampled}
         return (data.loss(model.w), values) if with_g0 else values
 
-    return inner, blocks
+    return inner, None if names is not None else blocks
 
 
 def follow(
-    objective, model: Point, problem, path, with_g0: bool, independent: bool = False, steps: int = 1
-) -> None:
+    objective, model: Point, problem, path, with_g0: bool, independent: bool = False,
+    steps: int = 1, names: Any = None, draw: Any = None,
+) -> None:  # fmt: skip
     """Step an objective along the batches of a transcription and compare every iterate."""
     data, rng = TorchQuadratics(problem), np.random.default_rng(1)
+    draw = draw or (lambda rng: problem.draw(rng, 3, 2))
     assert np.ptp(path, axis=0).max() > 0.05, "the problem must move"
     for expected in path:
         for _ in range(steps):
-            sampled = problem.draw(rng, 3, 2)
-            inner, blocks = closure(data, model, sampled, 1, with_g0)
-            other = closure(data, model, sampled, 2, with_g0)[0] if independent else None
+            sampled = draw(rng)
+            inner, blocks = closure(data, model, sampled, 1, with_g0, names)
+            other = closure(data, model, sampled, 2, with_g0, names)[0] if independent else None
             take_step(objective, inner, blocks, gradient=other)
         np.testing.assert_allclose(model.w.detach().numpy(), expected, rtol=0, atol=1e-12)
 

@@ -524,14 +524,6 @@ def test_sampled_lists_weigh_equally(make, shape):
     torch.testing.assert_close(total / count, exact)
 
 
-def test_an_item_twice_is_no_list_of_two():
-    run, _ = trained("ndcg")
-    before = run.state()
-    with pytest.warns(UserWarning, match="no pair to learn from"):
-        assert run.call([0, 0]).item() == 0
-    assert same(before, run.state())
-
-
 def test_several_labels_are_their_mean():
     """Unknown labels are left out, and a batch without a class of one label teaches the others."""
     labels = torch.tensor(np.stack([Y, 1 - Y, np.roll(Y, 5)], 1)).double()

@@ -157,7 +157,7 @@ def convergence() -> Path:
             if row == 2:
                 axes.set_xlabel("accuracy", loc="right", fontsize=12, color=MUTED)
         alt = (
-            "Samples that each method needs for an accuracy on six problems. SONEX needs the "
+            "Samples that each method needs for an accuracy on five problems. SONEX needs the "
             "fewest or nearly so on S1, S2, S3 and the logistic problem; SONX more; ALEXR2 two to "
             "ten times as many. OOA is ahead at coarse accuracies on S2, ICPPAC at the finest on "
             "S3 and S3b."

@@ -53,7 +53,11 @@ _TAGS = [
 ]
 
 
-class ConfigError(Exception):
+class UserError(Exception):
+    """What the user can mend: the command line shows the text alone."""
+
+
+class ConfigError(UserError):
     """A config that cannot be used, with everything that is wrong in it, one sentence each."""
 
     def __init__(self, *problems: str) -> None:

@@ -58,6 +58,7 @@ def program(*words: str) -> str:
 
 def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Versions, machine and command of a run that is trained on a device."""
+    place = torch.device(device)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -68,21 +69,14 @@ def describe(device: torch.device | str = "cpu") -> dict[str, Any]:
         "processor": _processor(),
         "cores": available_cores(),
         "threads": torch.get_num_threads(),
-        "device": _name(torch.device(device)),
+        "device": "cpu" if place.type == "cpu" else f"cuda: {torch.cuda.get_device_name(place)}",
         "command": command(),
         "start": now(),
     }
 
 
 def write(path: Path, device: torch.device, progress: str, resumed: object) -> None:
-    """Describe this process in a file.
-
-    Args:
-        path: the file.
-        device: where it trains.
-        progress: how far the training is, as `step 7`.
-        resumed: whether it goes on: then a file that is there is kept, and a line added to it.
-    """
+    """Describe this process in a file; with `resumed`, add a line to the one that is there."""
     here = describe(device)
     if resumed and path.is_file():
         before = store.read_json(path)
@@ -91,11 +85,6 @@ def write(path: Path, device: torch.device, progress: str, resumed: object) -> N
             line += f", device {here['device']}"
         here = before | {"resumed": [*before.get("resumed", ()), line]}
     store.write_json(path, here)
-
-
-def _name(device: torch.device) -> str:
-    """`cpu`, or `cuda` with the name of the GPU."""
-    return device.type if device.type == "cpu" else f"cuda: {torch.cuda.get_device_name(device)}"
 
 
 def _processor() -> str:

@@ -9,7 +9,6 @@ means on validation data.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -73,17 +72,13 @@ def write_table(folder: Path, new: stats.Table, meta: Mapping[str, Any] | None =
     folder.mkdir(parents=True, exist_ok=True)
     told = {"methods": new} if meta is None else {"meta": meta, "methods": _rounded(new, 8)}
     text = json.dumps(store.clean(told), indent=1)
-    # A figure is a line.
-    text = re.sub(r"\{\s+(\"mean\"[^}]*?)\s+\}", lambda found: f"{{{_joined(found[1])}}}", text)
+    one_line = lambda figure: "{" + " ".join(figure[1].split()) + "}"  # noqa: E731
+    text = re.sub(r"\{\s+(\"mean\"[^}]*?)\s+\}", one_line, text)
     store.write_text(path, text + "\n")
 
 
 def _runs(row: Mapping[str, Mapping[str, float]]) -> int:
     return max((int(value.get("runs", 0)) for value in row.values()), default=0)
-
-
-def _joined(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _rounded(value: Any, digits: int) -> Any:
@@ -115,21 +110,14 @@ def publish(folder: Path, target: Path) -> list[Path]:
     found = store.read_sweep(folder)
     if found is not None:
         target.mkdir(parents=True, exist_ok=True)
-        _write_gzip(target / SWEEP, [small_sweep(found, meta)])
+        store.write_packed(target / SWEEP, [_small_sweep(found, meta)])
         return [target / SWEEP]
     task, config = problem(comparison)
     page = task.page(config)
     write_table(target, table(comparison, page.metrics), meta)
     finished = [run for run in comparison.runs if run.result is not None]
-    _write_gzip(target / RUNS, [_line(run, page) for run in finished])
+    store.write_packed(target / RUNS, [_line(run, page) for run in finished])
     return [target / TABLE, target / RUNS]
-
-
-def _write_gzip(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
-    """Write JSON lines; without a time in the file, the same values give the same bytes."""
-    lines = (json.dumps(store.clean(value), separators=(",", ":")) for value in values)
-    with store.replacing(path) as file:
-        file.write(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
 
 
 def environment(runs: Sequence[SavedRun]) -> dict[str, str]:
@@ -168,13 +156,8 @@ def _short(row: Row) -> Row:
     return {k: v for k, v in row.items() if not isinstance(v, list | tuple) or len(v) <= LONGEST}
 
 
-def small_sweep(sweep: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """A sweep with rounded figures, and with the config once instead of once for each setting.
-
-    Args:
-        sweep: from `store.read_sweep`.
-        meta: of its comparison; of the methods, the first setting of each is kept.
-    """
+def _small_sweep(sweep: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep with rounded figures; of the methods in its config, the first setting of each."""
     first: dict[str, str] = {}
     for entry in sweep["settings"]:
         first.setdefault(entry["method"], entry["name"])

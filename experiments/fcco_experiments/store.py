@@ -6,6 +6,9 @@ Files are written whole or not at all. `result.json` is written last: it means f
 from __future__ import annotations
 
 import contextlib
+import gzip
+import hashlib
+import io
 import json
 import math
 import re
@@ -19,30 +22,29 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
 from fcco._files import TEMPORARY, atomic
 
-from .config import ConfigError, fields_of, parse, plain
+from .config import ConfigError, UserError, fields_of, parse, plain
 from .task import Experiment, Method, Row
 
 # Files of a run.
 CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
 RESULT, FAILURE = "result.json", "failure.txt"
 CHECKPOINT, TENSORBOARD, LOCK = "checkpoint.pt", "tensorboard", ".lock"
-_RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT)
+_RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, LOCK)
 # Files of a comparison.
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 TABLE, RUNS = "table.json", "runs.jsonl.gz"
 FLEET_FOLDER = "fleet"
-_SUMMARIES = (
-    TABLE, "table.md", "report.html", SWEEP, "settings.csv", "runs.jsonl", WINNERS, CONFIG,
-)  # fmt: skip
+_SUMMARIES = (TABLE, "table.md", "report.html", SWEEP, "settings.csv", WINNERS, CONFIG)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 
-class FolderError(Exception):
+class FolderError(UserError):
     """A folder that cannot be used as asked."""
 
 
@@ -76,6 +78,13 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     write_text(path, "".join(json.dumps(clean(row)) + "\n" for row in rows))
 
 
+def write_packed(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write packed JSON lines; without a time in the file, the same rows give the same bytes."""
+    text = "".join(json.dumps(clean(row), separators=(",", ":")) + "\n" for row in rows)
+    with replacing(path) as file:
+        file.write(gzip.compress(text.encode(), mtime=0))
+
+
 def to_list(value: Any) -> Any:
     """A tensor or an array as a list or a number; anything else as it is."""
     return value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value
@@ -94,25 +103,15 @@ def clean(value: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
+    """Read a JSON file, packed or not."""
     return _read(path, json.loads)
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, ConfigError) as error:
-        raise FolderError(f"{path} cannot be read: {error}.") from error
-
-
-def read_gzip(path: Path) -> str:
-    """The text of a packed file."""
-    from .data.sources import opened
-
-    try:
-        with opened(path) as file:
-            return file.read().decode()
-    except (ValueError, OSError, EOFError, zlib.error) as error:
+        content = path.read_bytes()
+        return parse((gzip.decompress(content) if path.suffix == ".gz" else content).decode())
+    except (ValueError, OSError, EOFError, zlib.error, ConfigError) as error:
         raise FolderError(f"{path} cannot be read: {error}.") from error
 
 
@@ -204,6 +203,10 @@ class RunSpec:
     seed: int
     config: Experiment
 
+    def __post_init__(self) -> None:
+        if not is_folder_name(self.name):
+            raise FolderError(f"The method name {self.name!r} cannot be the name of a folder.")
+
     @property
     def label(self) -> str:
         """For messages, and the path of its folder inside that of the comparison."""
@@ -211,8 +214,6 @@ class RunSpec:
 
     def folder(self, out: Path) -> Path:
         """Where its files lie."""
-        if not is_folder_name(self.name):
-            raise FolderError(f"The method name {self.name!r} cannot be the name of a folder.")
         return out / self.label
 
     def plain(self) -> dict[str, Any]:
@@ -220,13 +221,8 @@ class RunSpec:
         # A sweep has thousands of methods: those of other runs are not even looked at.
         names = [key for key in fields_of(type(self.config)) if key not in ("methods", "seeds")]
         config = {name: plain(getattr(self.config, name)) for name in names}
-        return {
-            "task": self.task,
-            "name": self.name,
-            "seed": self.seed,
-            "method": plain(self.method),
-            "config": config,
-        }
+        own = {"task": self.task, "name": self.name, "seed": self.seed}
+        return {**own, "method": plain(self.method), "config": config}
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """How a saved run differs from this, as sentences, apart from what is incidental."""
@@ -255,6 +251,15 @@ def differences(
     return [*changes[:8], f"and {more} more differences"] if more > 1 else changes
 
 
+def refuse(what: str, changes: Sequence[str]) -> None:
+    """Raise an error if files are those of other runs."""
+    if changes:
+        raise FolderError(
+            f"{what}: {'; '.join(changes)}. Choose another place with --out, or start anew with "
+            "--overwrite."
+        )
+
+
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, entry in value.items():
         if isinstance(entry, Mapping):
@@ -268,50 +273,40 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 @contextlib.contextmanager
 def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
-    """Make a folder and keep other processes out; wait a little for one that is about to stop.
-
-    Where nothing was written, the lock is removed in the end, and the folders that were made.
-    """
+    """Make a folder and keep other processes out; wait a little for one that is about to stop."""
     lock = FileLock(folder / LOCK, timeout=patience, poll_interval=0.05, thread_local=False)
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        text = f"Another process is at work in {folder}; wait for it, or stop it."
-        raise FolderError(text) from None
+        raise FolderError(
+            f"Another process is at work in {folder}; wait for it, or stop it."
+        ) from None
     except OSError as error:
-        text = (
+        raise FolderError(
             f"{folder} cannot be made or written to: {error.strerror}. Choose another with --out."
-        )
-        raise FolderError(text) from error
+        ) from error
     try:
-        fleet = [own for own in _real_folders(folder) if own.name == FLEET_FOLDER]
-        for left in (path for own in (folder, *fleet) for path in own.iterdir()):
+        for left in (*folder.glob(".*"), *folder.glob(f"{FLEET_FOLDER}/.*")):
             if TEMPORARY.fullmatch(left.name):  # of a process that was killed while writing
                 left.unlink(missing_ok=True)
         yield
     finally:
         lock.release()
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-            for path in made:
-                _remove_empty(path)
 
 
 def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
     """Refuse a folder that holds something else, or runs already. Nothing is changed here."""
     if resume and overwrite:
         raise FolderError("--resume and --overwrite exclude each other.")
-    if folder.exists() and not folder.is_dir():
-        raise FolderError(f"{folder} is a file; choose another place with --out.")
     if not folder.exists():
         return
     try:
         there = [path.name for path in folder.iterdir()]
     except OSError as error:
-        text = f"{folder} cannot be read: {error.strerror}. Choose another with --out."
-        raise FolderError(text) from error
+        raise FolderError(
+            f"{folder} cannot be used: {error.strerror}. Choose another with --out."
+        ) from error
     # A process that died before it wrote anything whole leaves a lock and parts of files.
     full = not all(name == LOCK or TEMPORARY.fullmatch(name) for name in there)
     if full and COMPARISON not in there:
@@ -319,8 +314,7 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
             f"{folder} is not empty and holds no {COMPARISON}: it does not look like a folder of "
             "runs. Choose another place with --out."
         )
-    fleets = [path for path in fleet_files(folder) if path.suffix in (".pt", ".jsonl")]
-    if (any(_run_folders(folder)) or fleets) and not (resume or overwrite):
+    if (any(_runs(folder)) or fleet_files(folder)) and not (resume or overwrite):
         raise FolderError(
             f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
             "--overwrite. Or choose another place: --out FOLDER."
@@ -329,12 +323,11 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
 
 def remove_runs(folder: Path) -> None:
     """Delete the files that runs have left in a folder, and no others; links are not followed."""
-    for run in list(_run_folders(folder)):
-        for name in (*_RUN_FILES, LOCK):
+    for run in list(_runs(folder)):
+        for name in _RUN_FILES:
             (run / name).unlink(missing_ok=True)
         shutil.rmtree(run / TENSORBOARD, ignore_errors=True)
-        for emptied in (run, run.parent):
-            _remove_empty(emptied)
+        _remove_empty(run, run.parent)
     for path in fleet_files(folder):
         path.unlink(missing_ok=True)
     _remove_empty(folder / FLEET_FOLDER)
@@ -342,26 +335,19 @@ def remove_runs(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _remove_empty(folder: Path) -> None:
+def _remove_empty(*folders: Path) -> None:
     with contextlib.suppress(OSError):  # it is not there, or holds something else
-        folder.rmdir()
+        for folder in folders:
+            folder.rmdir()
 
 
-def has_run(folder: Path) -> bool:
-    """Whether a folder holds files of a run."""
-    return any((folder / name).is_file() for name in _RUN_FILES)
-
-
-def _run_folders(folder: Path) -> Iterator[Path]:
-    for parent in _real_folders(folder):
-        for run in _real_folders(parent):
-            empty = (run / LOCK).is_file()  # killed before its first file
-            if re.fullmatch(r"seed-\d+", run.name) and (has_run(run) or empty):
-                yield run
-
-
-def _real_folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+def _runs(folder: Path) -> Iterator[Path]:
+    """Folders of runs."""
+    for run in folder.glob("*/seed-*"):
+        linked = run.is_symlink() or run.parent.is_symlink()
+        begun = any((run / name).is_file() for name in _RUN_FILES)
+        if begun and not linked and re.fullmatch(r"seed-\d+", run.name):
+            yield run
 
 
 def fleet_files(out: Path) -> list[Path]:
@@ -370,6 +356,45 @@ def fleet_files(out: Path) -> list[Path]:
     if folder.is_symlink() or not folder.is_dir():
         return []
     return [path for path in sorted(folder.iterdir()) if re.fullmatch(_FLEET_FILE, path.name)]
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write a file of `torch.save`, followed by the sha256 of all bytes before it."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with replacing(path) as file:
+        file.write(buffer.getbuffer())
+        file.write(hashlib.sha256(buffer.getbuffer()).digest())
+
+
+def read_checkpoint(
+    path: Path, differences: Callable[[Mapping[str, Any]], list[str]], fingerprint: str
+) -> dict[str, Any] | None:
+    """A checkpoint that is intact; None where there is none.
+
+    One whose `spec` differs from the present one, or that was made on other data, is refused.
+    """
+    if not path.exists():
+        return None
+    try:
+        whole = memoryview(path.read_bytes())
+        if hashlib.sha256(whole[:-32]).digest() != whole[-32:]:
+            raise ValueError("its checksum is wrong, it is damaged or of another version")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch, pickle and zipfile raise different ones
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise FolderError(
+            f"The checkpoint {path} cannot be read: {reason}. Delete it to begin this run anew."
+        ) from error
+    changes = differences(content["spec"])
+    if content["fingerprint"] != fingerprint:
+        words = f"the data were {content['fingerprint'][:12]} and are {fingerprint[:12]} now"
+        changes = [*changes, words]
+    refuse(f"The checkpoint {path} is that of another run", changes)
+    return content
 
 
 # --- reading back ---------------------------------------------------------------------------------
@@ -382,7 +407,6 @@ class SavedRun:
     folder: Path
     name: str  # of the method in tables
     seed: int
-    config: dict[str, Any]  # of the experiment, without methods and seeds
     method: dict[str, Any]
     rows: list[Row]  # evaluations so far
     result: dict[str, Any] | None  # None for a run that is not finished
@@ -431,14 +455,13 @@ def load_comparison(folder: Path) -> Comparison:
     lines = read_fleet_lines(folder)
     described = folder / FLEET_FOLDER / ENVIRONMENT
     environment = read_json(described) if lines and described.is_file() else {}
-    config = {k: value for k, value in meta["config"].items() if k not in ("methods", "seeds")}
     runs = []
     for name in meta["methods"]:
         for seed in meta["seeds"]:
             line, place = lines.get(f"{name}/seed-{seed}"), folder / name / f"seed-{seed}"
             if line is not None and not (place / RESULT).is_file():
                 method, rows = line["method"], [line["final"]] if line["final"] else []
-                runs.append(SavedRun(folder, name, seed, config, method, rows, line, environment))
+                runs.append(SavedRun(folder, name, seed, method, rows, line, environment))
             elif (place / CONFIG).is_file():
                 runs.append(load_run(place))
     return Comparison(folder, meta, runs)
@@ -452,14 +475,11 @@ def _published(folder: Path) -> Comparison | None:
         meta = (read_sweep(folder) or {}).get("meta")
     if meta is None:
         return None
-    config = {k: v for k, v in meta["config"].items() if k not in ("methods", "seeds")}
     runs = []
-    for text in read_gzip(folder / RUNS).splitlines() if (folder / RUNS).is_file() else ():
-        line = json.loads(text)
+    for line in _read_lines(folder / RUNS, {}):
         name, seed, method, rows = (line[key] for key in ("name", "seed", "method", "rows"))
-        result, rows = _with_nan(line["result"]), numbers(rows)
-        run = SavedRun(folder, name, seed, config, method, rows, result, meta["environment"])
-        runs.append(run)
+        result, about = _with_nan(line["result"]), meta["environment"]
+        runs.append(SavedRun(folder, name, seed, method, numbers(rows), result, about))
     return Comparison(folder, meta, runs)
 
 
@@ -468,13 +488,8 @@ def read_sweep(folder: Path) -> dict[str, Any] | None:
     path = folder / SWEEP
     if not path.is_file():
         return None
-    text = read_gzip(path)
-    try:
-        sweep = json.loads(text)
-    except ValueError as error:
-        raise FolderError(f"{path} cannot be read: {error}.") from error
     keys = ["task", "rule", "limited", "settings", "ranking", "winners"]
-    return _require(path, sweep, dict.fromkeys(keys, object))
+    return _require(path, read_json(path), dict.fromkeys(keys, object))
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -500,17 +515,11 @@ def read_spec(folder: Path) -> dict[str, Any]:
 
 def load_run(folder: Path) -> SavedRun:
     """Read back one run."""
-    spec, environment = read_spec(folder), folder / ENVIRONMENT
-    return SavedRun(
-        folder=folder,
-        name=spec["name"],
-        seed=spec["seed"],
-        config=spec["config"],
-        method=spec["method"],
-        rows=numbers(_read_lines(folder / METRICS, {})),
-        result=read_result(folder) if (folder / RESULT).is_file() else None,
-        environment=read_json(environment) if environment.is_file() else {},
-    )
+    spec, about = read_spec(folder), folder / ENVIRONMENT
+    rows = numbers(_read_lines(folder / METRICS, {}))
+    result = read_result(folder) if (folder / RESULT).is_file() else None
+    environment = read_json(about) if about.is_file() else {}
+    return SavedRun(folder, spec["name"], spec["seed"], spec["method"], rows, result, environment)
 
 
 _RESULT_KINDS = {"final": dict, "end": dict, "diverged": object}
@@ -549,9 +558,6 @@ def finished_in_fleets(out: Path, specs: Iterable[RunSpec]) -> set[str]:
     finished = [spec for spec in specs if spec.label in lines]
     for spec in finished:
         saved = {"method": lines[spec.label]["method"]}
-        if changes := differences(saved, {"method": plain(spec.method)}):
-            raise FolderError(
-                f"{out / FLEET_FOLDER} has another run {spec.label}: {'; '.join(changes)}. Choose "
-                "another place with --out, or start anew with --overwrite."
-            )
+        changes = differences(saved, {"method": plain(spec.method)})
+        refuse(f"{out / FLEET_FOLDER} has another run {spec.label}", changes)
     return {spec.label for spec in finished}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from fcco_experiments import data
 from fcco_experiments.data import cards
 from fcco_experiments.data.sources import checksum, tar_checksum
@@ -29,120 +27,81 @@ BIRTH = "1901"
 CASE = "CASE"
 
 
-def adult_lines(rows: int, random: np.random.RandomState, rare: bool) -> list[str]:
-    lines = []
-    for number in range(rows):
-        male, rich = random.rand() < 0.6, random.rand() < 0.4
-        pick = {name: values[random.randint(len(values))] for name, values in ADULT_VALUES.items()}
-        if rare and number % 10 == 0:
-            pick["native-country"] = RARE
-        cells = [
-            random.randint(17, 90) + 5 * rich,
-            pick["workclass"],
-            random.randint(10_000, 400_000),
-            pick["education"],
-            random.randint(1, 17),
-            pick["marital-status"],
-            pick["occupation"],
-            pick["relationship"],
-            pick["race"],
-            "Male" if male else "Female",
-            random.randint(1, 99_999) if random.rand() < 0.1 else 0,
-            random.randint(1, 4000) if random.rand() < 0.1 else 0,
-            random.randint(10, 60),
-            pick["native-country"],
-            ">50K" if rich else "<=50K",
-        ]
-        lines.append(", ".join(map(str, cells)))
-    return lines
+def adult_text(rows: int, random: np.random.RandomState, end: str) -> str:
+    """Rows in the order of the file; every tenth comes from the rare country if an end is given."""
+    rich = random.rand(rows) < 0.4
+    frame = pd.DataFrame({
+        "age": random.randint(17, 90, rows) + 5 * rich,
+        "workclass": "",
+        "fnlwgt": random.randint(10_000, 400_000, rows),
+        "education": "",
+        "education-num": random.randint(1, 17, rows),
+        **dict.fromkeys(("marital-status", "occupation", "relationship", "race"), ""),
+        "sex": np.where(random.rand(rows) < 0.6, "Male", "Female"),
+        "gain": random.randint(1, 99_999, rows) * (random.rand(rows) < 0.1),
+        "loss": random.randint(1, 4000, rows) * (random.rand(rows) < 0.1),
+        "hours": random.randint(10, 60, rows),
+        "native-country": "",
+        "income": np.where(rich, f">50K{end}", f"<=50K{end}"),
+    })  # fmt: skip
+    for name, values in ADULT_VALUES.items():
+        frame[name] = random.choice(values, rows)
+    if end:
+        frame.loc[::10, "native-country"] = RARE
+    return "".join(", ".join(map(str, row)) + "\n" for row in frame.to_numpy()) + "\n"
 
 
 def adult_contents(seed: int = 0, rows: int = 300, test_rows: int = 120) -> dict[str, bytes]:
     random = np.random.RandomState(seed)
-    train = adult_lines(rows, random, rare=False)
-    test = adult_lines(test_rows, random, rare=True)
-    return {
-        "adult.data": "".join(f"{line}\n" for line in [*train, ""]).encode(),
-        "adult.test": "".join(
-            f"{line}\n" for line in ["|1x3 Cross validator", *(f"{row}." for row in test), ""]
-        ).encode(),
-    }
+    train, test = adult_text(rows, random, ""), adult_text(test_rows, random, ".")
+    test = f"|1x3 Cross validator\n{test}"
+    return {"adult.data": train.encode(), "adult.test": test.encode()}
 
 
-# ProPublica's header, down to the names that it has twice; shortened where nothing is read.
-COMPAS_HEADER = (
-    *("id", "name", "first", "last", "compas_screening_date", "sex", "dob", "age", "race"),
-    *("juv_fel_count", "decile_score", "juv_misd_count", "juv_other_count", "priors_count"),
-    *("days_b_screening_arrest", "c_jail_in", "c_jail_out", "c_case_number", "c_charge_degree"),
-    *("c_charge_desc", "is_recid", "r_case_number", "vr_case_number", "decile_score"),
-    *("score_text", "v_decile_score", "priors_count", "two_year_recid"),
-)
 PERSONAL = ("name", "first", "last", "dob", "c_case_number", "r_case_number", "vr_case_number")
 RACES = ("African-American", "Caucasian", "Hispanic", "Other")
 
 
 def compas_contents(seed: int = 0, rows: int = 400) -> dict[str, bytes]:
-    """The raw file and one without names: the same rows."""
-    random = np.random.RandomState(seed)
-    table = []
-    for number in range(rows):
-        start = datetime(2013, 1, 1) + timedelta(minutes=int(random.randint(500_000)))
-        end = start + timedelta(minutes=int(random.randint(-600, 80_000)))
-        jailed, score = random.rand() < 0.9, int(random.randint(1, 11))
-        days = "" if random.rand() < 0.05 else str(random.randint(-40, 41))
-        table.append(
-            [
-                number + 1,
-                f"{NAME.lower()} {number}, jr",  # the comma makes a quoted cell
-                NAME,
-                f"Last{NAME}{number}",
-                "2013-08-14",
-                "Male",
-                f"{BIRTH}-04-{1 + number % 28:02d}",
-                random.randint(18, 70),
-                RACES[random.randint(4)],
-                random.randint(3),
-                score,
-                random.randint(3),
-                0,
-                random.randint(20),
-                days,
-                f"{start:%Y-%m-%d %H:%M:%S}" if jailed else "",
-                f"{end:%Y-%m-%d %H:%M:%S}" if jailed else "",
-                f"{CASE}{number}",
-                ("F", "M", "M", "O")[random.randint(4)],
-                "Battery, simple",
-                ("0", "1", "1", "-1")[random.randint(4)],
-                f"{CASE}R{number}",
-                "",
-                score,
-                ("Low", "Medium", "High", "N/A")[random.randint(4)],
-                random.randint(1, 11),
-                random.randint(20),  # the second priors_count: not the one that is used
-                random.randint(2),
-            ]
-        )
-    kept = [place for place, name in enumerate(COMPAS_HEADER) if name not in PERSONAL]
-    names: list[str] = []
-    for place in kept:
-        name = COMPAS_HEADER[place]
-        names.append(f"{name}.1" if name in names else name)
-    days = COMPAS_HEADER.index("days_b_screening_arrest")
-    plain = []
-    for row in table:
-        # pandas writes a column of integers with gaps as floats
-        cells = [*row[:days], f"{row[days]}.0" if row[days] else "", *row[days + 1 :]]
-        plain.append([cells[place] for place in kept])
+    """ProPublica's columns that matter, two of which it has twice, and the same without names."""
+    random, number = np.random.RandomState(seed), np.arange(rows).astype(str).astype(object)
+    start = pd.Timestamp("2013-01-01") + pd.to_timedelta(random.randint(500_000, size=rows), "min")
+    end = start + pd.to_timedelta(random.randint(-600, 80_000, size=rows), "min")
+    jailed, score = random.rand(rows) < 0.9, random.randint(1, 11, rows)
+    days = np.where(random.rand(rows) < 0.05, "", random.randint(-40, 41, rows).astype(str))
+    frame = pd.DataFrame({
+        "name": NAME.lower() + " " + number + ", jr",  # the comma makes a quoted cell
+        "first": NAME,
+        "last": f"Last{NAME}" + number,
+        "dob": f"{BIRTH}-04-02",
+        "age": random.randint(18, 70, rows),
+        "race": random.choice(RACES, rows),
+        "juv_fel_count": random.randint(3, size=rows),
+        "decile_score": score,
+        "juv_misd_count": random.randint(3, size=rows),
+        "priors_count": random.randint(20, size=rows),
+        "days_b_screening_arrest": days,
+        "c_jail_in": np.where(jailed, start.astype(str), ""),
+        "c_jail_out": np.where(jailed, end.astype(str), ""),
+        "c_case_number": CASE + number,
+        "c_charge_degree": random.choice(["F", "M", "M", "O"], rows),
+        "is_recid": random.choice(["0", "1", "1", "-1"], rows),
+        "r_case_number": f"{CASE}R" + number,
+        "vr_case_number": "",
+        "decile_score.1": score,
+        "score_text": random.choice(["Low", "Medium", "High", "N/A"], rows),
+        "v_decile_score": random.randint(1, 11, rows),
+        "priors_count.1": random.randint(20, size=rows),  # not the one that is used
+        "two_year_recid": random.randint(2, size=rows),
+    })  # fmt: skip
+    raw = frame.to_csv(index=False, header=[name.removesuffix(".1") for name in frame])
+    # pandas writes a column of integers with gaps as floats
+    floats = pd.Series(days).where(days == "", days.astype(object) + ".0")
+    plain = frame.drop(columns=list(PERSONAL)).assign(days_b_screening_arrest=floats)
     return {
-        "compas-scores-two-years.csv": _csv([COMPAS_HEADER, *table], "\r\n"),
-        "compas_two_years_deidentified.csv": _csv([names, *plain], "\n"),
+        "compas-scores-two-years.csv": raw.replace("\n", "\r\n").encode(),
+        "compas_two_years_deidentified.csv": plain.to_csv(index=False).encode(),
     }
-
-
-def _csv(rows: list, end: str) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator=end).writerows(rows)
-    return text.getvalue().encode()
 
 
 def change_card(monkeypatch, name: str, **contents: bytes) -> None:

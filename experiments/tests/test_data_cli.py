@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from data_fixtures import adult_contents, change_card, put
 from fcco_experiments import data
 from fcco_experiments.cli import data as commands
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
 ADULT = adult_contents(3)
 
@@ -27,7 +27,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.data_app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(commands.data_sets, [str(argument) for argument in arguments])
 
 
 def rows(result: Result) -> list[dict[str, str]]:

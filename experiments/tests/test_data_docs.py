@@ -8,13 +8,13 @@ import shlex
 import sys
 from pathlib import Path
 
+import click
 import pytest
-import typer
+from click.testing import CliRunner
 from fcco_experiments import compare, store
 from fcco_experiments import run as planning
 from fcco_experiments.cli.app import app
 from fcco_experiments.report.page import whole_commands
-from typer.testing import CliRunner
 
 TEXT = (Path(__file__).parents[2] / "docs/recipes/your-data.md").read_text()
 COMMANDS = [line for line in re.findall(r"^fcco .*", TEXT, re.MULTILINE) if "my.csv" in line]
@@ -64,7 +64,7 @@ def planned(line: str, monkeypatch) -> None:
         if resume and out.exists():
             planning._earlier(plan, out)
         plans.append(plan)
-        raise typer.Exit(0)
+        raise click.exceptions.Exit(0)
 
     with monkeypatch.context() as patch:
         patch.setattr(compare, "execute", execute)

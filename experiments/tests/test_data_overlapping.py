@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
 from fcco_experiments import data
 from fcco_experiments.cli.app import app
 from fcco_experiments.data import Columns
@@ -18,7 +19,6 @@ from fcco_experiments.tasks.group_dro.training import GroupDROTraining
 from fcco_experiments.tasks.network import Classifier
 from group_dro_cases import CONFIG, METHODS
 from task_cases import one_thread, steps  # noqa: F401 (one_thread is used by being here)
-from typer.testing import CliRunner
 
 ROWS = 200
 NAMES = ("is_old", "is_rural", "is_new")
@@ -134,7 +134,8 @@ def test_wrong_columns(frame, tmp_path, change, columns, reason):
 
 
 def test_where_groups_cannot_overlap(path):
-    for options in ({"limit": 5}, {"whole_groups": True}, {"by_user": True}, {"classes": ("no",)}):
+    refused: Any = ({"limit": 5}, {"whole_groups": True}, {"by_user": True}, {"classes": ("no",)})
+    for options in refused:
         with pytest.raises(data.WrongData, match="`overlapping` is for group-dro"):
             data.load_grouped(path, columns=OVERLAPPING, **options)
     with pytest.raises(data.WrongData, match="takes features and --group"):

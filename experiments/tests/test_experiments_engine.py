@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments import config, store
-from fcco_experiments.run import checkpoint, engine
+from fcco_experiments.run import engine
 from fcco_experiments.store import Event, FolderError, RunSpec
 from toy_task import TASK, Shape, ToyProblem
 
@@ -77,7 +77,8 @@ def test_a_run_leaves_everything_that_was_promised(tmp_path):
     }  # fmt: skip
     run = store.load_run(tmp_path / "a")
     assert (run.name, run.seed, run.method["lr"]) == ("sonex", 0, 0.02)
-    assert "methods" not in run.config and run.config["shape"]["noise"] == 0.2
+    held = store.read_spec(tmp_path / "a")["config"]
+    assert "methods" not in held and held["shape"]["noise"] == 0.2
     assert [row["step"] for row in run.rows] == [0, 4, 8, 12, 16, 20, 24]
     assert [row["samples"] for row in run.rows] == [8 * row["step"] for row in run.rows]
     seconds = [row["seconds"] for row in run.rows]
@@ -96,8 +97,10 @@ def test_a_run_leaves_everything_that_was_promised(tmp_path):
 
 def test_evaluations_and_checkpoints_come_when_asked(tmp_path, monkeypatch):
     saved: list[int] = []
-    write = checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda p, c: (saved.append(c["step"]), write(p, c)))
+    write = store.write_checkpoint
+    monkeypatch.setattr(
+        store, "write_checkpoint", lambda p, c: (saved.append(c["step"]), write(p, c))
+    )
     engine.train(spec(epochs=7, evaluate_every=3, checkpoint_every=2), tmp_path)
     assert [row["epoch"] for row in rows(tmp_path)] == [0, 3, 6, 7]
     assert saved == [8, 16, 24, 28]
@@ -115,9 +118,9 @@ def test_stopped_at_any_step_it_ends_the_same(name, tmp_path):
         assert torch.load(folder / "checkpoint.pt", weights_only=True)["step"] == cut
         if cut == 5:
             torch.manual_seed(99)
-            assert engine.train(one, folder, resume=True, stop=after(2)).kind == "stopped"
+            assert engine.train(one, folder, stop=after(2)).kind == "stopped"
         torch.manual_seed(98)
-        assert engine.train(one, folder, resume=True).kind == "finished"
+        assert engine.train(one, folder).kind == "finished"
         assert equal(weights(folder), weights(tmp_path / "whole")), cut
         assert rows(folder) == rows(tmp_path / "whole")
         assert result(folder) == result(tmp_path / "whole")
@@ -129,9 +132,9 @@ def test_killed_between_two_files(whole, tmp_path):
     """After an evaluation, before the first checkpoint, and before the result."""
     engine.train(spec(), tmp_path / "a", stop=after(9))
     old = (tmp_path / "a/checkpoint.pt").read_bytes()
-    engine.train(spec(), tmp_path / "a", resume=True, stop=after(9))  # rows up to epoch 4
+    engine.train(spec(), tmp_path / "a", stop=after(9))  # rows up to epoch 4
     (tmp_path / "a/checkpoint.pt").write_bytes(old)
-    engine.train(spec(), tmp_path / "a", resume=True, stop=after(1))
+    engine.train(spec(), tmp_path / "a", stop=after(1))
     assert rows(tmp_path / "a") == rows(whole)[:3], "later rows are made again"
     shutil.copytree(whole, tmp_path / "late")
     (tmp_path / "late/result.json").unlink()
@@ -139,11 +142,11 @@ def test_killed_between_two_files(whole, tmp_path):
     shutil.copy(whole / "config.yaml", tmp_path / "early")
     (tmp_path / "early/metrics.jsonl").write_text("")
     for name in ("a", "late", "early"):
-        engine.train(spec(), tmp_path / name, resume=True)
+        engine.train(spec(), tmp_path / name)
         assert rows(tmp_path / name) == rows(whole)
         assert equal(weights(tmp_path / name), weights(whole))
         assert result(tmp_path / name) == result(whole)
-    engine.train(spec(), tmp_path / "late", resume=True, on_event=fail)  # nothing to do
+    engine.train(spec(), tmp_path / "late", on_event=fail)  # nothing to do
 
 
 def test_the_seed_and_the_config_matter(whole, tmp_path):
@@ -157,27 +160,25 @@ def test_every_global_generator_comes_back():
     def draw() -> tuple[float, float, float, float]:
         return random.gauss(0, 1), np.random.normal(), np.random.rand(), torch.randn(()).item()
 
-    checkpoint.seed_all(3)
+    engine.seed_all(3)
     first = draw()  # NumPy now holds the second of two normal draws
-    state = checkpoint.random_state()
+    state = engine.random_state()
     expected = [draw(), draw()]
-    checkpoint.seed_all(4)
+    engine.seed_all(4)
     assert draw() not in expected
-    checkpoint.restore_random(state)
+    engine.restore_random(state)
     assert [draw(), draw()] == expected
-    checkpoint.seed_all(3)
+    engine.seed_all(3)
     assert draw() == first
 
 
-def test_a_folder_with_a_run_is_refused_untouched(tmp_path):
+def test_a_folder_with_another_run_is_refused_untouched(tmp_path):
     engine.train(spec(), tmp_path, stop=after(3))
     before = {each: each.read_bytes() for each in tmp_path.iterdir()}
-    with pytest.raises(FolderError, match=r"--resume.*--overwrite"):
-        engine.train(spec(), tmp_path)
     with pytest.raises(FolderError, match=r"`seed` was 0 and is 1 now.*`config.epochs` was 6 and"):
-        engine.train(spec(seed=1, epochs=5), tmp_path, resume=True)
+        engine.train(spec(seed=1, epochs=5), tmp_path)
     assert {each: each.read_bytes() for each in tmp_path.iterdir()} == before
-    engine.train(spec(checkpoint_every=1), tmp_path, resume=True)  # does not change the run
+    engine.train(spec(checkpoint_every=1), tmp_path)  # does not change the run
 
 
 # --- checkpoints --------------------------------------------------------------------------------
@@ -188,11 +189,11 @@ def test_a_checkpoint_of_others_is_refused(tmp_path, monkeypatch):
     engine.train(spec(seed=1), tmp_path / "b", stop=after(3))
     monkeypatch.setenv("TOY_DATA", "other data")
     with pytest.raises(FolderError, match=r"the data were toy 5 and are other data now"):
-        engine.train(spec(), tmp_path / "a", resume=True)
+        engine.train(spec(), tmp_path / "a")
     monkeypatch.delenv("TOY_DATA")
     shutil.copy(tmp_path / "b/checkpoint.pt", tmp_path / "a/checkpoint.pt")
     with pytest.raises(FolderError, match=r"checkpoint\.pt is that of another run: `seed` was 1"):
-        engine.train(spec(), tmp_path / "a", resume=True)
+        engine.train(spec(), tmp_path / "a")
 
 
 class Trap:
@@ -204,9 +205,9 @@ def test_no_code_in_a_checkpoint_is_run(tmp_path):
     """Not even where its checksum is right."""
     engine.train(spec(), tmp_path, stop=after(3))
     path = tmp_path / "checkpoint.pt"
-    checkpoint.write(path, torch.load(path, weights_only=True) | {"rows": Trap()})
+    store.write_checkpoint(path, torch.load(path, weights_only=True) | {"rows": Trap()})
     with pytest.raises(FolderError, match="cannot be read"):
-        engine.train(spec(), tmp_path, resume=True)
+        engine.train(spec(), tmp_path)
 
 
 def damages(content: bytes) -> list[bytes]:
@@ -227,7 +228,7 @@ def test_no_damage_goes_unnoticed(tmp_path):
     for damaged in damages(path.read_bytes()):
         path.write_bytes(damaged)
         with pytest.raises(FolderError, match=r"checkpoint\.pt cannot be read.*Delete"):
-            engine.train(spec(), tmp_path, resume=True)
+            engine.train(spec(), tmp_path)
         assert path.read_bytes() == damaged, "untouched"
 
 
@@ -249,7 +250,7 @@ def test_a_run_that_diverges_is_recorded_with_its_last_finite_figures(tmp_path):
     assert run.diverged == outcome.text == events[-1].text
     assert run.result is not None and run.result["final"] == run.rows[-1]
     assert run.result["end"] == {} and len(run.rows) == 1
-    assert engine.train(one, tmp_path, resume=True).kind == "diverged"
+    assert engine.train(one, tmp_path).kind == "diverged"
 
 
 def test_figures_that_are_not_finite_end_a_run(tmp_path, monkeypatch):
@@ -280,7 +281,7 @@ def test_other_errors_are_no_divergence(tmp_path):
 def test_scalars_for_tensorboard(tmp_path):
     board = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     engine.train(spec(), tmp_path, stop=after(9), tensorboard=True)
-    engine.train(spec(), tmp_path, resume=True, tensorboard=True)
+    engine.train(spec(), tmp_path, tensorboard=True)
     read = board.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     scalars = [(each.step, each.value) for each in read.Scalars("loss")]
     expected = [(row["step"], row["loss"]) for row in rows(tmp_path)]

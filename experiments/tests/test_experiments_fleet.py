@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fcco_experiments import compare, config, store
-from fcco_experiments.run import checkpoint, fleets
+from fcco_experiments.run import fleets
 from fcco_experiments.store import Event, FolderError, Outcome
 from fcco_experiments.task import Method
 from fleet_toy import HUGE, TASK, ToyFleet, figures, noise
@@ -103,7 +103,7 @@ def test_a_comparison_reads_lines_and_folders_alike():
         group = found.of(name)
         assert [run.seed for run in group] == [0, 3]
         assert all(run.method == config.plain(method) for run in group)
-        assert all("val_loss" in run.figures and run.config["epochs"] == 6 for run in group)
+        assert all("val_loss" in run.figures and run.figures["epoch"] == 6 for run in group)
         assert all(run.environment["threads"] >= 1 for run in group)
     assert found.of("sox-sgd@0")[0].rows == [found.of("sox-sgd@0")[0].figures]
     assert found.of("nobody") == []
@@ -342,7 +342,7 @@ def test_checkpoints_of_others_are_refused(monkeypatch):
         ({"fingerprint": "other"}, "the data were other and are toy 5 now"),
         ({"spec": other}, "checkpoint-0.pt is that of another run: `task` was 'other'"),
     ):
-        checkpoint.write(path, held | changes)
+        store.write_checkpoint(path, held | changes)
         with pytest.raises(FolderError, match=said):
             execute(plan(methods(0.3, 0.1)), resume=True)
     path.write_bytes(good[: len(good) // 2])
@@ -397,7 +397,7 @@ def test_the_command_uses_fleets_by_itself():
     assert ToyFleet.made == [2, 2] and len(lines("s")) == 4
     assert "sox: lr 0.02" in done.stdout
     assert sorted(p.name for p in Path("s").iterdir() if p.name[0] != ".") == [
-        "comparison.json", "fleet", "report.html", "runs.jsonl", "settings.csv", "sweep.json.gz",
+        "comparison.json", "fleet", "report.html", "settings.csv", "sweep.json.gz",
         "table.json", "table.md", "winners.yaml",
     ]  # fmt: skip
     again = fcco("report", "s")

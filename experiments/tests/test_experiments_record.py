@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments import compare, store
-from fcco_experiments.config import ConfigError
-from fcco_experiments.run import checkpoint
 from fcco_experiments.store import FolderError, differences
 from test_experiments_engine import spec
 
@@ -69,7 +67,7 @@ def test_a_folder_of_something_else_is_never_used(tmp_path, resume, overwrite):
     with pytest.raises(FolderError, match=r"holds no comparison\.json"):
         store.prepare(tmp_path, resume=resume, overwrite=overwrite)
     assert (tmp_path / "thesis.tex").exists()
-    with pytest.raises(FolderError, match="is a file"):
+    with pytest.raises(FolderError, match="Not a directory"):
         store.prepare(tmp_path / "thesis.tex", resume=resume, overwrite=overwrite)
 
 
@@ -85,7 +83,7 @@ def test_only_what_is_ours_is_removed(tmp_path):
     write(
         out, "sonex/seed-0/result.json", "sonex/seed-0/tensorboard/events", "sonex/seed-2/.lock",
         "sonex/seed-12/checkpoint.pt", "sox@3/seed-1/config.yaml", "comparison.json",
-        "table.json", "table.md", "report.html", "sweep.json.gz", "settings.csv", "runs.jsonl",
+        "table.json", "table.md", "report.html", "sweep.json.gz", "settings.csv",
         "winners.yaml", "fleet/lines-1.jsonl", "fleet/checkpoint-0.pt",
     )  # fmt: skip
     theirs = [
@@ -132,12 +130,10 @@ def test_no_name_leads_out_of_the_folder(wrong, tmp_path):
         store.load_comparison(tmp_path / "out")
 
 
-def test_a_method_whose_name_cannot_be_a_folder_is_refused(tmp_path):
+def test_a_method_whose_name_cannot_be_a_folder_is_refused():
     base = replace(spec().config, methods={"../victim": spec().method})
-    with pytest.raises(ConfigError, match=r"'../victim' cannot be the name of a method"):
+    with pytest.raises(FolderError, match=r"'../victim' cannot be the name of a folder"):
         compare.plan("toy_task:TASK", "quadratic", base)
-    with pytest.raises(FolderError, match="cannot be the name of a folder"):
-        replace(spec(), name="a/../../b").folder(tmp_path)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path, monkeypatch):
@@ -173,7 +169,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_checkpoint(tmp_path, monkeypatch
 
     monkeypatch.setattr(store, "atomic", full)
     with pytest.raises(FolderError, match=r"a\.pt cannot be written: No space left on device"):
-        checkpoint.write(tmp_path / "a.pt", {"weight": torch.zeros(1000)})
+        store.write_checkpoint(tmp_path / "a.pt", {"weight": torch.zeros(1000)})
 
 
 def write_whole(folder: Path) -> None:

@@ -93,7 +93,7 @@ def one(name="SONEX", seed=0, epochs=6, level=0.0, folder=None, word=None, **fin
     result |= {"seconds": 3.0, "samples": 7680, "fingerprint": "a"}
     method = {"method": word or name.lower(), "lr": 0.01, "settings": {"penalty": 20.0}}
     environment = {"python": "3.12", "torch": "2.13", "command": "x", "start": f"2026-0{seed + 1}"}
-    return SavedRun(folder, name, seed, {}, method, rows, result, environment)  # pyright: ignore
+    return SavedRun(folder, name, seed, method, rows, result, environment)  # pyright: ignore
 
 
 def several(tmp_path, runs, **meta) -> Comparison:

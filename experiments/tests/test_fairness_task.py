@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from data_fixtures import adult_contents, change_card, put
 from fairness_cases import METHODS
 from fairness_cases import config as small
@@ -16,7 +17,6 @@ from fcco_experiments import config, data, sweep
 from fcco_experiments.cli.app import app
 from fcco_experiments.task import Method, Row
 from fcco_experiments.tasks.fairness import TASK, Fairness
-from typer.testing import CliRunner
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from fcco_experiments.cli.app import app
 from scipy import stats
-from typer.testing import CliRunner
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +135,10 @@ def test_the_page_has_the_verdict_a_picture_and_no_requests(losses):
         ("old new --tolerance 1 --segments regoin", "no column `regoin`"),
         ("old new --tolerance 1 --segments old", "different values"),
         ("old holes --tolerance 1", "is empty in 1 rows"),
-        ("old text --tolerance 1", "data row 1 has x. (Columns of predictions need --label.)"),
+        (
+            "old text --tolerance 1",
+            "finite number. (Columns of predictions need --label.)",
+        ),
         ("old new --label region", "has 3 values"),
         ("old big --label half", "probabilities from 0 to 1"),
         ("old new --label half --loss hinge", "must be one of log, error"),

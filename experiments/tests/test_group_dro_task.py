@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from fcco_experiments import backbones, compare, data, environment, store, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load
@@ -16,9 +17,8 @@ from fcco_experiments.run import processes
 from fcco_experiments.tasks.group_dro import GroupDROProblem
 from fcco_experiments.tasks.group_dro.training import GroupDRO
 from group_dro_cases import METHODS
-from grouped_fixtures import Faces, Patches, opinions, opinions_content, put, stand_in
+from grouped_fixtures import Faces, Patches, opinions, put, stand_in
 from task_cases import one_thread  # noqa: F401 (one_thread is used by being here)
-from typer.testing import CliRunner
 
 TASK: Any = tasks.get("group-dro")
 FACES = ("--data", "celeba", "--pretrained", "false", "--size", "[32, 32]", "--batch", 16)
@@ -98,7 +98,7 @@ def test_a_folder_of_weights_brings_its_own_vocabulary_to_training(here, monkeyp
     model = tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1}, unk_token="[UNK]")
     (here / "backbone").mkdir()
     (here / "backbone/tokenizer.json").write_text(tokenizers.Tokenizer(model).to_str())
-    content = opinions_content(opinions())
+    content = opinions().to_csv(index=False).encode()
     put(here / "data", stand_in(monkeypatch, "sentiment", content), content)
     config = GroupDRO(
         data="sentiment", epochs=1, backbone="distilbert", train="all", tokens=8,

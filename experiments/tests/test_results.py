@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from fcco_experiments import compare, config, results, store, sweep
 from fcco_experiments.cli.app import app
 from fcco_experiments.store import FolderError
 from test_experiments_report import cells, checked
 from toy_task import TASK
-from typer.testing import CliRunner
 
 BASE = config.load(TASK, "quadratic")
 NAMES = ("sonex", "sox")

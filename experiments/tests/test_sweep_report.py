@@ -71,7 +71,7 @@ def swept(folder, grids: Grid = USUAL, seeds=(7, 8), change=None, test=0.7777):
                 result = {"final": final, "end": {}, "warnings": [], "diverged": diverged}
                 result |= {"seconds": 1.0, "samples": 9, "fingerprint": "x"}
                 method = {"method": family.lower()}
-                own.append(SavedRun(folder, name, seed, {}, method, [final], result, {}))
+                own.append(SavedRun(folder, name, seed, method, [final], result, {}))
             keys = ("val_auc", "val_violation", "train_auc")
             means = {k: sum(run.figures[k] for run in own) / len(own) for k in keys}
             lost = sum(run.diverged is not None for run in own)

@@ -140,7 +140,7 @@ def test_another_label_of_the_same_images(monkeypatch, tmp_path):
     assert bald.inputs == gray.inputs == own.inputs
     assert len({bald.fingerprint, gray.fingerprint, own.fingerprint}) == 3
     cut: Any = bald.cut
-    assert cut.label.tolist() == [int(row[4] == 1) for row in faces.table]
+    assert cut.label.tolist() == (faces.table["Bald"] == 1).astype(int).tolist()
     assert cut(0)["test"].group_names == ("-1", "1"), "each class is cut by itself"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load
 from fcco_experiments.task import Columns, Method
@@ -17,7 +18,6 @@ from fcco_experiments.tasks.x_risk import data as arrays
 from grouped_fixtures import Faces, put, stand_in
 from sklearn.metrics import average_precision_score
 from task_cases import one_thread  # noqa: F401 (one_thread is used by being here)
-from typer.testing import CliRunner
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from studies import publish
-from studies.runner import Job, Runner, available, command, note, parse
+from studies.runner import Job, Runner, available, command, note, parse, tuned
 
 from . import bias, grids, peers, report, training
 from .problems import NAMES, make
@@ -41,22 +41,22 @@ def compare(
         for method in methods
         if method in grids.GRIDS[grids.family(problem)]
     }
-    tuning = {cell: [job(cell, s, TUNING_SEED) for s in own] for cell, own in tried.items()}
-    runner([each for own in tuning.values() for each in own], "tuning")
-    chosen = {cell: tried[cell][report.choose(runner.of(own))] for cell, own in tuning.items()}
-    final = {
+    fresh = FRESH_SEEDS[:seeds]
+    chosen = tuned(runner, tried, job, [TUNING_SEED], fresh, lambda found: {
+        cell: report.choose([trace for (trace,) in own]) for cell, own in found.items()
+    })  # fmt: skip
+    shifted = {
         cell: {
-            shift: [job(cell, setting, seed, shift) for seed in FRESH_SEEDS[:seeds]]
+            shift: [job(cell, setting, seed, shift) for seed in fresh]
             for shift in ((0.0,) if quick else grids.MARGINS[grids.family(cell[0])])
         }
-        for cell, setting in chosen.items()
+        for cell, (setting, _) in chosen.items()
     }
-    runner([each for own in final.values() for some in own.values() for each in some], "seeds")
+    runner([each for own in shifted.values() for some in own.values() for each in some], "limits")
     results: dict[str, list[report.Result]] = {}
-    for cell, setting in chosen.items():
-        runs = {shift: runner.of(own) for shift, own in final[cell].items()}
-        result = report.Result(cell[1], setting, runner.of(tuning[cell]), runs)
-        results.setdefault(cell[0], []).append(result)
+    for cell, (setting, _) in chosen.items():
+        runs = {shift: runner.of(own) for shift, own in shifted[cell].items()}
+        results.setdefault(cell[0], []).append(report.Result(cell[1], setting, runs))
     return results
 
 

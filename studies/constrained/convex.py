@@ -1,13 +1,8 @@
-"""Two convex problems whose solutions cvxpy knows, on generated data.
-
-The optima are stored, so that the benchmark runs without a solver: `python -m
-studies.constrained.convex` computes them anew, and a test compares.
-"""
+"""Two convex problems on generated data, with optima that cvxpy finds in a test."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from .problems import Batch, Form, Problem, Schedule, Score
-
-# Objective of the solution when every constraint is relaxed by the key.
-OPTIMA = {
-    "convex": {0.0: 0.380155, 0.01: 0.368207},
-    "sampled": {0.0: 0.194965, 0.01: 0.193032},
-}
 
 
 def linear(features: int) -> nn.Module:
@@ -40,13 +29,13 @@ class GroupLosses(Problem):
     """
 
     name = "convex"
+    optimum = 0.380155
     num_constraints = 10
     samples, features = 200, 20
     batch_size, per_group = 64, 8
 
     def __init__(self) -> None:
         self.schedule = Schedule(evaluations=2000, every=25, lr=2e-2)
-        self.optimum = OPTIMA["convex"][0.0]
         random = np.random.RandomState(0)
         number, size = self.num_constraints, self.samples
         common = random.randn(self.features) / np.sqrt(self.features) * 3
@@ -106,29 +95,6 @@ class GroupLosses(Problem):
         values = losses[first:].view(self.num_constraints, -1).mean(1)
         return losses[:first].mean(), values - self.limits - shift
 
-    def solve(self, relaxed: float) -> float:
-        """The optimum by cvxpy, each limit raised by `relaxed`."""
-        import cvxpy
-
-        weights = cvxpy.Variable(self.features)
-
-        def loss(rows: slice) -> Any:
-            signs = np.where(self.targets[rows].numpy() > 0, 1.0, -1.0)
-            margins = cvxpy.multiply(signs, self.inputs[rows].double().numpy() @ weights)
-            return cvxpy.sum(cvxpy.logistic(-margins)) / len(signs)
-
-        limits = self.limits.double().numpy() + relaxed
-        groups = [
-            slice(self.population + k * self.samples, self.population + (k + 1) * self.samples)
-            for k in range(self.num_constraints)
-        ]
-        task = cvxpy.Problem(
-            cvxpy.Minimize(loss(slice(0, self.population))),
-            [loss(group) <= limit for group, limit in zip(groups, limits, strict=True)],
-        )
-        task.solve(solver=cvxpy.CLARABEL)
-        return float(task.value)  # pyright: ignore[reportArgumentType]
-
 
 class Segments(Problem):
     r"""Least squares with a limit on the mean prediction in each of 1,000 segments.
@@ -141,6 +107,7 @@ class Segments(Problem):
     """
 
     name = "sampled"
+    optimum = 0.194965
     sampled = True
     num_constraints = 1000
     rows, features = 20, 20
@@ -148,7 +115,6 @@ class Segments(Problem):
 
     def __init__(self) -> None:
         self.schedule = Schedule(evaluations=4000, every=50, lr=1e-2)
-        self.optimum = OPTIMA["sampled"][0.0]
         random = np.random.RandomState(1)
         number = self.num_constraints
         rule = random.randn(self.features) / np.sqrt(self.features)
@@ -199,27 +165,6 @@ class Segments(Problem):
         excess = model(self.means) - self.limits
         return Score(errors.square().mean().item() / 2, excess.max().item())
 
-    def solve(self, relaxed: float) -> float:
-        """The optimum by cvxpy, each limit raised by `relaxed`."""
-        import cvxpy
-
-        weights = cvxpy.Variable(self.features)
-        inputs = self.inputs.double().numpy().reshape(-1, self.features)
-        targets = self.targets.double().numpy().reshape(-1)
-        means, limits = self.means.double().numpy(), self.limits.double().numpy()
-        task = cvxpy.Problem(
-            cvxpy.Minimize(cvxpy.sum_squares(inputs @ weights - targets) / (2 * len(targets))),
-            [means @ weights <= limits + relaxed],
-        )
-        task.solve(solver=cvxpy.CLARABEL)
-        return float(task.value)  # pyright: ignore[reportArgumentType]
-
-
-def solve() -> dict[str, dict[float, float]]:
-    """All stored optima, computed anew."""
-    problems = (GroupLosses(), Segments())
-    return {p.name: {key: p.solve(key) for key in OPTIMA[p.name]} for p in problems}
-
 
 def _logistic(inputs: np.ndarray, labels: np.ndarray, steps: int = 30) -> np.ndarray:
     """Logistic regression by Newton's method."""
@@ -229,7 +174,3 @@ def _logistic(inputs: np.ndarray, labels: np.ndarray, steps: int = 30) -> np.nda
         curvature = (inputs * (rate * (1 - rate))[:, None]).T @ inputs
         weights -= np.linalg.solve(curvature, inputs.T @ (rate - labels))
     return weights
-
-
-if __name__ == "__main__":
-    print(solve())

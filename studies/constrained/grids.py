@@ -7,8 +7,8 @@ of rates about 125 settings of SONEX and 10 to 25 of each peer, on the convex pr
 `dual_lr`, `lr` and `ki` are steps of multipliers, `penalty` is the weight of a quadratic (peers) or
 of a hinge (ours), `dual_decay` lets the dual step follow the primal schedule. For ours see
 `fcco.constrained`; `follow=p` makes the smoothing fall with the learning rate to the power p,
-`warm_up` is the number of batches that only start the estimates, and `from_zero` starts them where
-every multiplier is zero.
+`warm_up` is the number of batches that only start the estimates (they count as steps all the same),
+and `from_zero` starts them where every multiplier is zero.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ MARGINS = {
 PENALTY = "smoothing follow gamma correction margin"
 PROXIMAL = "smoothing follow gamma margin eta inner_steps"
 TRACKED = "penalty gamma correction"
-AUGMENTED = {"Cooper augmented": "dual_lr penalty dual_decay", "HCT ALM": "lr penalty dual_decay"}
 
 
 def table(text: str) -> list[tuple[Any, ...]]:
@@ -61,11 +60,6 @@ def rows(names: str, values: str | Rows, **common: Any) -> list[Setting]:
     ]
 
 
-def augmented(values: str | Rows) -> Grid:
-    """The augmented Lagrangian of both packages: dual step, penalty, whether the step decays."""
-    return {method: rows(names, values) for method, names in AUGMENTED.items()}
-
-
 def _peers(
     ascent: tuple[str, str, str], alm: str, controller: str, barrier: str, switching: str,
     moreau: str,
@@ -75,8 +69,8 @@ def _peers(
     Args:
         ascent: dual steps (constant and decaying) of Cooper's simultaneous, alternating and
             extrapolating optimizers.
-        alm: see `augmented`.
-        controller: the PI controller of both packages: integral step, proportional gain, memory.
+        alm: the augmented Lagrangian of both packages: dual step, penalty, whether it decays.
+        controller: the PI controller of both: integral step, proportional gain, memory.
         barrier: HCT's PBM: rule for the penalties, gamma, first multipliers, largest penalty.
         switching: HCT's SSG: violations above which a step is made on the constraint.
         moreau: dual step and penalty of the ALM, with each of two mu of the Moreau envelope.
@@ -88,18 +82,13 @@ def _peers(
             name: rows("dual_lr dual_decay", product(table(steps)[0], (False, True)))
             for name, steps in zip(names, ascent, strict=True)
         },
-        **augmented(alm),
+        "Cooper augmented": rows("dual_lr penalty dual_decay", alm),
+        "HCT ALM": rows("lr penalty dual_decay", alm),
         "Cooper nuPI": rows("dual_lr kp nu", [(i, round(p / i, 6), nu) for i, p, nu in gains]),
         "HCT nuPI": rows("ki kp nu", gains),
         "HCT PBM": [
-            {
-                "penalty_update": update,
-                "gamma": gamma,
-                "penalty_mult": 0.99,
-                "init_duals": dual,
-                "penalty_range": [min(0.1, penalty), penalty],
-                "epochs": 10,
-            }
+            {"penalty_update": update, "gamma": gamma, "penalty_mult": 0.99, "init_duals": dual,
+             "penalty_range": [min(0.1, penalty), penalty], "epochs": 10}
             for update, gamma, dual, penalty in table(barrier)
         ],
         "HCT SSG": rows("constraint_tol", [(value,) for value in table(switching)[0]]),
@@ -107,80 +96,65 @@ def _peers(
             {"lr": lr, "penalty": penalty, "moreau": {"mu": mu, "beta": 0.5}}
             for (lr, penalty), mu in product(table(moreau), (0.01, 0.1))
         ],
-    }
+    }  # fmt: skip
 
 
-def _signed(grid: Grid) -> Grid:
-    """With the constraint stated as |gap| <= kappa too, as one would write it first."""
-    for method in AUGMENTED:
-        grid[f"{method} |gap|"] = [{**setting, "form": "absolute"} for setting in grid[method]]
-    return grid
-
-
-_INNER: Any = {"theta": 1.0, "nu": 0.5}
+_INNER: Any = {"method": "alexr2", "theta": 1.0, "nu": 0.5}
 _ZERO: Any = {"from_zero": True}
 _SQUARED: Any = {"method": "squared-hinge", "read": "old"}
 _WARM: Any = {"warm_up": 25}
-_OSS = rows("inner_steps proximal", product((100, 500, 1000, 2000), (1e-3, 1e-2)))
 
 GRIDS: dict[str, Grid] = {
-    "fairness": _signed(
-        {
-            "SONEX": rows(
-                "smoothing gamma correction margin",
-                "1e-3 0.001 0.02 0.003, 2e-3 0.001 0.02 0.004, 2e-3 0.001 0.04 0.004, "
-                "2e-3 0.002 0.04 0.004, 3e-3 0.001 0.03 0.005, 3e-3 0.002 0.04 0.005, "
-                "4e-3 0.001 0.03 0.005, 4e-3 0.002 0.04 0.005",
-                penalty=14.0,
-                **_ZERO,
-            ),
-            "ALEXR2": rows(
-                PROXIMAL,
-                "2e-3 - 0.02 0.004 0.02 2, 4e-3 - 0.005 0.005 0.1 2, 2e-2 0.75 0.05 0.0 0.02 2, "
-                "2e-2 0.75 0.1 0.0 0.02 2, 2e-2 0.75 0.1 0.0 0.1 2, 2e-2 0.75 0.1 0.0 0.1 5, "
-                "4e-2 1.0 0.05 0.0 0.1 2, 4e-2 1.0 0.1 0.0 0.1 2",
-                penalty=14.0,
-                **_INNER,
-                **_ZERO,
-            ),
-            "ALEXR": rows(
-                "ki kp",
-                "0.003 0.3, 0.003 1.0, 0.01 0.1, 0.01 0.3, 0.01 1.0, 0.01 3.0, 0.03 1.0, 0.03 3.0",
-                penalty=100.0,
-            ),
-            "SONX": rows(
-                TRACKED,
-                "1.4 0.002 0.1, 2.8 0.002 0.05, 2.8 0.002 0.1, 2.8 0.02 0.1, 2.8 0.02 auto, "
-                "5.6 0.002 0.1, 5.6 0.005 auto, 5.6 0.02 auto",
-                method="hinge",
-                **_ZERO,
-            ),
-            "squared hinge": rows(
-                "penalty gamma",
-                "50.0 0.01, 50.0 0.05, 100.0 0.005, 100.0 0.02, 100.0 0.1, 250.0 0.01, "
-                "250.0 0.05, 500.0 0.05",
-                margin=0.004,
-                **_SQUARED,
-                **_ZERO,
-            ),
-            "SSG": rows("threshold constraint_lr", product((0.01, 0.02, 0.03, 0.04), (5e-3, 1e-2))),
-            "OSS": _OSS,
-            "ICPPAC": rows(
-                "inner_steps tau theta", product((5, 10), (100.0, 200.0), (0.1, 1.0)), proximal=2e-3
-            ),
-            **_peers(
-                ("0.002 0.005 0.01 0.03", "0.002 0.005 0.01 0.03", "0.005 0.01 0.03 0.1"),
-                "0.005 0.1 no, 0.005 0.3 no, 0.01 0.03 no, 0.01 0.1 no, 0.01 0.2 no, "
-                "0.02 0.1 no, 0.02 0.3 no, 0.03 0.3 yes",
-                "0.005 0.05 0.0, 0.005 0.1 0.0, 0.0075 0.1 0.0, 0.01 0.1 0.0, 0.01 0.2 0.0, "
-                "0.01 0.1 0.9, 0.02 0.2 0.0, 0.03 0.3 0.0",
-                "const 0.9 0.03 1.0, const 0.9 0.05 0.5, const 0.95 0.05 0.5, const 0.9 0.1 0.3, "
-                "const 0.9 0.1 0.5, const 0.95 0.1 0.5, const 0.9 0.1 1.0, dimin_adapt 0.9 0.1 1.0",
-                "0.0 0.005 0.01 0.02 0.03 0.04 0.05 0.07",
-                "0.005 0.1, 0.01 0.1, 0.01 0.2, 0.02 0.3",
-            ),
-        }
-    ),
+    "fairness": {
+        "SONEX": rows(
+            "smoothing gamma correction margin",
+            "1e-3 0.001 0.02 0.003, 2e-3 0.001 0.02 0.004, 2e-3 0.001 0.04 0.004, "
+            "2e-3 0.002 0.04 0.004, 3e-3 0.001 0.03 0.005, 3e-3 0.002 0.04 0.005, "
+            "4e-3 0.001 0.03 0.005, 4e-3 0.002 0.04 0.005",
+            penalty=14.0,
+            **_ZERO,
+        ),
+        "ALEXR2": rows(
+            PROXIMAL,
+            "2e-3 - 0.02 0.004 0.02 2, 4e-3 - 0.005 0.005 0.1 2, 2e-2 0.75 0.05 0.0 0.02 2, "
+            "2e-2 0.75 0.1 0.0 0.02 2, 2e-2 0.75 0.1 0.0 0.1 2, 2e-2 0.75 0.1 0.0 0.1 5, "
+            "4e-2 1.0 0.05 0.0 0.1 2, 4e-2 1.0 0.1 0.0 0.1 2",
+            penalty=14.0,
+            **_INNER,
+            **_ZERO,
+        ),
+        "ALEXR": rows(
+            "ki kp",
+            "0.003 0.3, 0.003 1.0, 0.01 0.1, 0.01 0.3, 0.01 1.0, 0.01 3.0, 0.03 1.0, 0.03 3.0",
+            penalty=100.0,
+        ),
+        "SONX": rows(
+            TRACKED,
+            "1.4 0.002 0.1, 2.8 0.002 0.05, 2.8 0.002 0.1, 2.8 0.02 0.1, 2.8 0.02 auto, "
+            "5.6 0.002 0.1, 5.6 0.005 auto, 5.6 0.02 auto",
+            method="hinge",
+            **_ZERO,
+        ),
+        "squared hinge": rows(
+            "penalty gamma",
+            "50.0 0.01, 50.0 0.05, 100.0 0.005, 100.0 0.02, 100.0 0.1, 250.0 0.01, "
+            "250.0 0.05, 500.0 0.05",
+            margin=0.004,
+            **_SQUARED,
+            **_ZERO,
+        ),
+        **_peers(
+            ("0.002 0.005 0.01 0.03", "0.002 0.005 0.01 0.03", "0.005 0.01 0.03 0.1"),
+            "0.005 0.1 no, 0.005 0.3 no, 0.01 0.03 no, 0.01 0.1 no, 0.01 0.2 no, "
+            "0.02 0.1 no, 0.02 0.3 no, 0.03 0.3 yes",
+            "0.005 0.05 0.0, 0.005 0.1 0.0, 0.0075 0.1 0.0, 0.01 0.1 0.0, 0.01 0.2 0.0, "
+            "0.01 0.1 0.9, 0.02 0.2 0.0, 0.03 0.3 0.0",
+            "const 0.9 0.03 1.0, const 0.9 0.05 0.5, const 0.95 0.05 0.5, const 0.9 0.1 0.3, "
+            "const 0.9 0.1 0.5, const 0.95 0.1 0.5, const 0.9 0.1 1.0, dimin_adapt 0.9 0.1 1.0",
+            "0.0 0.005 0.01 0.02 0.03 0.04 0.05 0.07",
+            "0.005 0.1, 0.01 0.1, 0.01 0.2, 0.02 0.3",
+        ),
+    },
     "convex": {
         "SONEX": rows(
             PENALTY,
@@ -216,11 +190,6 @@ GRIDS: dict[str, Grid] = {
             margin=0.005,
             **_SQUARED,
             **_WARM,
-        ),
-        "SSG": rows("threshold constraint_lr", product((0.2, 0.3, 0.4, 0.6), (2e-2, 5e-2))),
-        "OSS": _OSS,
-        "ICPPAC": rows(
-            "inner_steps tau theta", product((10, 50), (60.0, 100.0), (0.1, 1.0)), proximal=2e-3
         ),
         **_peers(
             ("0.005 0.01 0.02 0.05", "0.005 0.01 0.02 0.05", "0.01 0.02 0.04 0.1"),
@@ -276,6 +245,12 @@ GRIDS: dict[str, Grid] = {
         ),
     },
 }
+
+
+# With the constraint stated as |gap| <= kappa too, as one would write it first.
+for _method in ("Cooper augmented", "HCT ALM"):
+    _grid = GRIDS["fairness"][_method]
+    GRIDS["fairness"][f"{_method} |gap|"] = [{**setting, "form": "absolute"} for setting in _grid]
 
 
 def family(problem: str) -> str:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from .problems import Batch, Builder, Form, Problem, Setting, Stepper, adam
 
+_MODULES = {"Cooper": "cooper", "HCT": "humancompatible.train.dual_optim"}
+
 
 def installed(prefix: str) -> bool:
     """Whether the package can be imported: `"Cooper"` or `"HCT"`."""
@@ -29,26 +31,21 @@ def notes() -> list[str]:
     return [f"{names[p]} is left out: not installed (pip install '.[bench]')." for p in missing]
 
 
-def _problem_class(
-    problem: Problem, model: nn.Module, penalty: float | None, form: Form
-) -> tuple[Any, Any]:
+def cooper_problem(problem: Problem, model: nn.Module, penalty: float | None, form: Form) -> Any:
     """A constrained minimisation problem with one vector constraint."""
     import cooper
 
     number = problem.num_constraints // (2 if form == "absolute" else 1)
-    indexed = problem.sampled
-    if indexed:
+    if problem.sampled:
         # Its sparse gradients make torch warn unless one says that the checks may stay off.
         torch.sparse.check_sparse_tensor_invariants.disable()
-    multiplier = "IndexedMultiplier" if indexed else "DenseMultiplier"
-    augmented = penalty is not None
-    coefficient = None
-    if augmented:
+    kind, coefficient = "Indexed" if problem.sampled else "Dense", None
+    formulation = cooper.formulations.Lagrangian
+    if penalty is not None:
         # One coefficient for each constraint: Cooper multiplies them entry by entry.
-        kind = "IndexedPenaltyCoefficient" if indexed else "DensePenaltyCoefficient"
-        coefficient = getattr(cooper.penalty_coefficients, kind)(torch.full((number,), penalty))
-    formulations = cooper.formulations
-    formulation = formulations.AugmentedLagrangian if augmented else formulations.Lagrangian
+        coefficients = getattr(cooper.penalty_coefficients, f"{kind}PenaltyCoefficient")
+        coefficient = coefficients(torch.full((number,), penalty))
+        formulation = cooper.formulations.AugmentedLagrangian
 
     class Constrained(cooper.ConstrainedMinimizationProblem):
         def __init__(self) -> None:
@@ -56,7 +53,7 @@ def _problem_class(
             self.constraint = cooper.Constraint(
                 constraint_type=cooper.ConstraintType.INEQUALITY,
                 formulation_type=formulation,
-                multiplier=getattr(cooper.multipliers, multiplier)(num_constraints=number),
+                multiplier=getattr(cooper.multipliers, f"{kind}Multiplier")(num_constraints=number),
                 penalty_coefficient=coefficient,
             )
 
@@ -65,59 +62,40 @@ def _problem_class(
             state = cooper.ConstraintState(violation=values, constraint_features=batch.index)
             return cooper.CMPState(loss=loss, observed_constraints={self.constraint: state})
 
-    return cooper, Constrained()
+    return Constrained()
 
 
 def cooper_method(order: str, problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
     """A step of a constrained optimizer.
 
     Args:
-        order: `"simultaneous"`, `"alternating"` (dual first) or `"extrapolation"`.
+        order: the class of the optimizer without "Optimizer".
         problem: the problem.
         model: its model.
         setting: `dual_lr`; `penalty` for the augmented Lagrangian; `kp` and `nu` for nuPI;
-            `momentum` of the dual SGD; `dual_decay`, whether the dual learning rate follows the
-            primal schedule; `form`.
+            `dual_decay`, whether the dual learning rate follows the primal schedule; `form`.
     """
+    from cooper import optim
+
     form = setting.get("form", "signed")
-    cooper, constrained = _problem_class(problem, model, setting.get("penalty"), form)
+    constrained = cooper_problem(problem, model, setting.get("penalty"), form)
     lr, parameters = setting["dual_lr"], list(constrained.dual_parameters())
-    if order == "extrapolation":
-        primal = cooper.optim.ExtraAdam(model.parameters(), lr=problem.schedule.lr)
-        dual = cooper.optim.ExtraSGD(parameters, lr=lr, maximize=True)
+    twice = order == "ExtrapolationConstrained"
+    if twice:
+        primal: Any = optim.ExtraAdam(model.parameters(), lr=problem.schedule.lr)
+        dual = optim.ExtraSGD(parameters, lr=lr, maximize=True)
     else:
-        primal = adam(problem, model)
-        if "kp" in setting:
-            dual = cooper.optim.nuPI(
-                parameters, lr=lr, Kp=setting["kp"], ema_nu=setting["nu"], maximize=True
-            )
-        else:
-            momentum = setting.get("momentum", 0.0)
-            dual = torch.optim.SGD(
-                parameters, lr=lr, momentum=momentum, dampening=momentum, maximize=True
-            )
-    optimizers = {
-        "simultaneous": "SimultaneousOptimizer",
-        "alternating": "AlternatingDualPrimalOptimizer",
-        "extrapolation": "ExtrapolationConstrainedOptimizer",
-    }
-    optimizer = getattr(cooper.optim, optimizers[order])(constrained, primal, dual)
+        primal, dual = adam(problem, model), torch.optim.SGD(parameters, lr=lr, maximize=True)
+    if "kp" in setting:
+        own = {"Kp": setting["kp"], "ema_nu": setting["nu"]}
+        dual = optim.nuPI(parameters, lr=lr, maximize=True, **own)
+    optimizer = getattr(optim, f"{order}Optimizer")(constrained, primal, dual)
 
     def step(batch: Batch) -> None:
         optimizer.roll(compute_cmp_state_kwargs={"batch": batch})
 
     followers = [primal, dual] if setting.get("dual_decay") else [primal]
-    return Stepper(step, followers, gradients=2 if order == "extrapolation" else 1)
-
-
-def _dual(kind: str, number: int, setting: Setting) -> Any:
-    from humancompatible.train import dual_optim
-
-    options = dict(setting)
-    if kind in ("ALM", "nuPI"):
-        options["is_ineq"] = True
-        options.setdefault("dual_range", (0.0, 1e4))  # its default clamps at 100
-    return getattr(dual_optim, kind)(m=number, **options)
+    return Stepper(step, followers, gradients=1 + twice)
 
 
 def hct_method(kind: str, problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
@@ -135,18 +113,20 @@ def hct_method(kind: str, problem: Problem, model: nn.Module, setting: Setting) 
             optimizer), `dual_decay` (whether the dual step follows the primal schedule) and
             `form`.
     """
+    from humancompatible.train import dual_optim
+
     options = dict(setting)
     form, moreau = options.pop("form", "signed"), options.pop("moreau", None)
     decay = options.pop("dual_decay", False)
     number = problem.num_constraints // (2 if form == "absolute" else 1)
     if kind == "PBM":
         options["epoch_length"] = max(1, problem.schedule.evaluations // options.pop("epochs"))
-    dual = _dual(kind, number, options)
+    if kind in ("ALM", "nuPI"):
+        options = {"is_ineq": True, "dual_range": (0.0, 1e4), **options}  # it would clamp at 100
+    dual = getattr(dual_optim, kind)(m=number, **options)
     primal = optimizer = adam(problem, model)
     if moreau is not None:
-        from humancompatible.train.dual_optim import MoreauEnvelope
-
-        optimizer = MoreauEnvelope(primal, **moreau)
+        optimizer = dual_optim.MoreauEnvelope(primal, **moreau)
 
     def full(values: Tensor, index: Tensor | None) -> Tensor:
         return values if index is None else torch.zeros(number).index_put((index,), values)
@@ -160,14 +140,13 @@ def hct_method(kind: str, problem: Problem, model: nn.Module, setting: Setting) 
     return Stepper(step, [primal, dual] if decay else [primal])
 
 
-_MODULES = {"Cooper": "cooper", "HCT": "humancompatible.train.dual_optim"}
 _METHODS: dict[str, Builder] = {
-    "Cooper simultaneous": partial(cooper_method, "simultaneous"),
-    "Cooper alternating": partial(cooper_method, "alternating"),
-    "Cooper augmented": partial(cooper_method, "alternating"),
-    "Cooper augmented |gap|": partial(cooper_method, "alternating"),
-    "Cooper nuPI": partial(cooper_method, "alternating"),
-    "Cooper extrapolation": partial(cooper_method, "extrapolation"),
+    "Cooper simultaneous": partial(cooper_method, "Simultaneous"),
+    "Cooper alternating": partial(cooper_method, "AlternatingDualPrimal"),
+    "Cooper augmented": partial(cooper_method, "AlternatingDualPrimal"),
+    "Cooper augmented |gap|": partial(cooper_method, "AlternatingDualPrimal"),
+    "Cooper nuPI": partial(cooper_method, "AlternatingDualPrimal"),
+    "Cooper extrapolation": partial(cooper_method, "ExtrapolationConstrained"),
     "HCT ALM": partial(hct_method, "ALM"),
     "HCT ALM |gap|": partial(hct_method, "ALM"),
     "HCT nuPI": partial(hct_method, "nuPI"),

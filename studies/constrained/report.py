@@ -25,13 +25,11 @@ class Result:
     Attributes:
         method: its name.
         setting: the chosen one.
-        tuning: traces of all settings on the tuning seed.
         runs: traces of the chosen setting by shift of the limits, one for each fresh seed.
     """
 
     method: str
     setting: Setting
-    tuning: list[Trace]
     runs: dict[float, list[Trace]]
 
     def at(self, limit: float) -> list[float]:
@@ -42,13 +40,13 @@ class Result:
         """
         path = [self.runs[shift] for shift in sorted(self.runs)]
         means = [
-            tuple(
-                statistics.fmean(getattr(t, f"tail_{k}") for t in each)
-                for k in ("violation", "objective")
+            (
+                statistics.fmean(trace.tail_violation for trace in each),
+                statistics.fmean(trace.tail_objective for trace in each),
             )
             for each in path
         ]
-        found = place(means, limit)  # type: ignore[arg-type]
+        found = place(means, limit)
         if found is None:
             return []
         k, share = found
@@ -72,7 +70,6 @@ class Result:
             "reached": middle([t.reached(target) for t in base]),
             "seconds": statistics.fmean(t.seconds for t in base),
             "extra_forwards": base[0].extra_forwards,
-            "tuning": [[t.tail_violation, t.tail_objective] for t in self.tuning],
         }
         found |= {f"at_{level}": mean_and_error(self.at(level)) for level in LEVELS}
         return found | {"seeds": self.at(LIMIT)}
@@ -143,11 +140,10 @@ def against(methods: Mapping[str, Any]) -> dict[str, list[float]]:
 
 def families(methods: Mapping[str, Any]) -> list[str]:
     """The best of our methods, of Cooper and of HCT at the limit."""
-    sides = [[row for name, row in methods.items() if side(name)] for side in (
-        lambda name: not is_peer(name), lambda name: name.startswith("Cooper"),
-        lambda name: name.startswith("HCT"),
-    )]  # fmt: skip
-    return [_pair(min(rows, key=rank)[AT]) for rows in sides]
+    best: dict[str, Mapping[str, Any]] = {}
+    for name, row in sorted(methods.items(), key=lambda item: rank(item[1])):
+        best.setdefault(name.split()[0] if is_peer(name) else "fcco", row)
+    return [_pair(best[library][AT]) for library in ("fcco", "Cooper", "HCT")]
 
 
 def is_peer(method: str) -> bool:

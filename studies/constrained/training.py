@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
-from studies.runner import Job
+from studies.runner import Job, Result
 
 from . import ours, peers
 from .problems import Builder, Problem, Setting, make
@@ -20,7 +19,7 @@ TAIL = 0.2  # share of the checkpoints that is averaged at the end
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Result):
     """What one run showed at its checkpoints, on all training data.
 
     Attributes:
@@ -62,13 +61,6 @@ class Trace:
         """Evaluations at the first checkpoint with both the objective and the violation."""
         points = zip(self.evaluations, self.objective, self.violation, strict=True)
         return next((n for n, f, v in points if v <= LIMIT and f <= objective), None)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON, in five digits."""
-        fields = asdict(self)
-        for name in ("objective", "violation"):
-            fields[name] = [float(f"{value:.5g}") for value in fields[name]]
-        return {**fields, "seconds": round(self.seconds, 3)}
 
 
 def builders() -> dict[str, Builder]:

@@ -1,6 +1,6 @@
 """Methods side by side: samples to each accuracy, at equal tuning budgets.
 
-    python -m studies.convergence --json --workers 16         # four minutes
+    python -m studies.convergence --json --workers 16
     python -m studies.convergence --quick --json              # the same, small, under a minute
 
 Each method tries the same number of settings on each problem. The best for an accuracy is chosen
@@ -10,7 +10,8 @@ on some seeds and measured on others. See docs/research/details/convergence.md.
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,20 +19,14 @@ from typing import Any
 from studies import publish
 from studies.runner import Job, Runner, command, parse
 
-from . import results
-from .entries import ENTRIES, legal
+from .methods import ENTRIES
 from .problems import PROBLEMS
-from .results import BATCHES, OUTPUTS, compare, fit, run
-from .tuning import Budget, accuracies
+from .tuning import OUTPUTS, Budget, accuracies, run
 
 FULL, QUICK = Budget(128, 40_000, 5, 9), Budget(16, 400, 3, 5)
-SCALED, SCALED_QUICK = Budget(64, 20_000, 5, 9), Budget(8, 200, 3, 5)
-SCALED_METHODS, SCALED_PROBLEMS = ("SONEX", "SONX", "ALEXR2"), ("S1", "S2")
-PAIRS = sorted({pair for pairs in BATCHES.values() for pair in pairs})
-COMPARED = {"sonx_over_sonex": "SONX", "storm_over_sonex": "SONEX+STORM"}
 
 
-def race(options: argparse.Namespace) -> list[Job]:
+def plan(options: argparse.Namespace) -> list[Job]:
     """All pairs of a method and a problem where it is legal; those that take longest first."""
     budget = QUICK if options.quick else FULL
     budget = replace(budget, settings=options.settings or budget.settings)
@@ -41,64 +36,42 @@ def race(options: argparse.Namespace) -> list[Job]:
         if problem.kind == "cvar" and not options.quick:
             # A step costs thrice as much: the threshold is exact.
             own = replace(budget, steps=budget.steps // 2)
-        methods = [m for m in options.methods if legal(ENTRIES[m], problem)]
+        methods = [m for m in options.methods if ENTRIES[m].legal(problem)]
         found += [Job(name, method, asdict(own), options.seed) for method in methods]
     return found
 
 
-def cells(options: argparse.Namespace) -> list[Job]:
-    """The cells of the scaling."""
-    budget = asdict(SCALED_QUICK if options.quick else SCALED)
-    names = [name for name in SCALED_PROBLEMS[: 1 if options.quick else None]
-             if name in options.problems and not options.no_scaling]  # fmt: skip
-    methods = [method for method in SCALED_METHODS if method in options.methods]
-    return [
-        Job(name, method, {**budget, "batch": list(pair)}, 0)
-        for name in names
-        for method in methods
-        for pair in PAIRS
-    ]
-
-
-def collect(raced: Sequence[tuple[Job, Any]], scaled: Sequence[tuple[Job, Any]]) -> dict[str, Any]:
-    """The results by problem and method, and the comparisons."""
+def collect(raced: Sequence[tuple[Job, Any]]) -> dict[str, Any]:
+    """The results by problem and method."""
     problems: dict[str, Any] = {}
     for name, problem in PROBLEMS.items():
         own = {job.method: row for job, row in raced if job.problem == name}
         if own:
             methods = {method: own[method] for method in ENTRIES if method in own}
-            levels = accuracies(problem).tolist()
-            problems[name] = {"accuracies": levels, "methods": methods}
-    found: dict[str, Any] = {"problems": problems}
-    for title, over in COMPARED.items():
-        found[title] = {
-            name: {
-                output: compare(*(each["methods"][m][output] for m in (over, "SONEX")))
-                for output in OUTPUTS
-            }
-            for name, each in problems.items()
-            if {over, "SONEX"} <= set(each["methods"])
-        }
-    scaling: dict[str, Any] = {}
-    for name, method in dict.fromkeys((job.problem, job.method) for job, _ in scaled):
-        steps = {
-            tuple(job.setting["batch"]): row["steps"]
-            for job, row in scaled
-            if (job.problem, job.method) == (name, method)
-        }
-        scaling.setdefault(name, {})[method] = {
-            batch: fit(
-                accuracies(PROBLEMS[name]).tolist(),
-                [pair[place] for pair in pairs],
-                [steps[pair] for pair in pairs],
-            )
-            for place, (batch, pairs) in enumerate(BATCHES.items())
-        }
-    for problem in problems.values():  # the draws of the bootstrap would be most of it
-        for row in problem["methods"].values():
-            for output in OUTPUTS:
-                row[output] = {k: v for k, v in row[output].items() if k != "bootstrap"}
-    return found | {"scaling": scaling}
+            problems[name] = {"accuracies": accuracies(problem), "methods": methods}
+    return {"problems": problems}
+
+
+def ratio(over: Sequence[float | None], under: Sequence[float | None]) -> str:
+    """Geometric mean of the ratios at the accuracies that both reach, and how many these are."""
+    pairs = zip(over, under, strict=True)
+    logs = [math.log(a / b) for a, b in pairs if a is not None and b is not None]
+    return f"{math.exp(statistics.fmean(logs)):.2f} ({len(logs)})" if logs else "-"
+
+
+def relative(results: dict[str, Any], output: str = "last") -> list[list[str]]:
+    """Samples relative to SONEX; empty where a method is not for a problem."""
+    problems: dict[str, dict[str, Any]] = {n: p["methods"] for n, p in results["problems"].items()}
+    rows = [["method", *problems]]
+    for name in dict.fromkeys(m for methods in problems.values() for m in methods):
+        cells = [
+            ratio(*(methods[each][output]["samples"] for each in (name, "SONEX")))
+            if {name, "SONEX"} <= methods.keys()
+            else ""
+            for methods in problems.values()
+        ]
+        rows.append([name, *cells])
+    return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,20 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--methods", nargs="*", choices=list(ENTRIES), default=list(ENTRIES))
     add("--seed", type=int, default=0, help="of the settings and of the noise")
     add("--settings", type=int, help="per method instead of 128 (16)")
-    add("--no-scaling", action="store_true", help="leave the batch sizes out")
     options = parse(parser, arguments, (1, 1))
-    runner = Runner(run, dict, options.workers, options.out)
-    raced, scaled = race(options), cells(options)
-    runner([*raced, *scaled], "race")
-    found = collect(*(list(zip(own, runner.of(own), strict=True)) for own in (raced, scaled)))
-    tables = [results.relative(found, output) for output in OUTPUTS]
-    tables += [results.exponents(found), *(results.against(found, title) for title in COMPARED)]
-    tables += [results.scaling(found)] if scaled else []
-    print("\n\n".join(map(publish.plain, tables)))
-    if options.publish:
-        publish.write(publish.RESULTS / "convergence", found, commit=options.commit)
-    if options.json:
-        print(json.dumps(found))
+    runner, jobs = Runner(run, dict, options.workers, options.out), plan(options)
+    found = collect(list(zip(jobs, runner(jobs, "race"), strict=True)))
+    print("\n\n".join(publish.plain(relative(found, output)) for output in OUTPUTS))
+    publish.conclude(options, "convergence", found)
 
 
 if __name__ == "__main__":

@@ -1,80 +1,59 @@
-"""The methods as batched programs, all settings and seeds at once: slopes, single and double loops,
-OOA, SSG, Liu and Xu, and the proximal Lagrangians OSS and ICPPAC.
+"""The methods as batched programs, all settings and seeds at once: what each is made of, where it
+is legal, and what it tunes.
+
+A parameter is a tensor of shape (seeds, settings, d), a table of tracked values one of shape
+(seeds, settings, n). `fcco.fleet` would take the objectives themselves, but 38 times as long.
 """
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fcco.methods import Icppac
 from fcco.outer import AbstractOuter, CVaR, Hinge, SquaredHinge
 from fcco.rules.group_weights import mirror_ascent
 from fcco.rules.proximal import proximal_step
-from fcco.tracker import track
+from fcco.tracker import theory_correction, track
 
-from .engine import Runs
 from .problems import Batch, Problem
 
 Values = dict[str, Tensor]  # hyperparameters by name, each of shape (settings, 1)
+Slopes = Callable[[Tensor], Callable[[Tensor], Tensor]]
+"""From a table of tracked values to a function of blocks: their y_i."""
 
 
-@dataclass(frozen=True)
-class Elementwise:
+def elementwise(outer: AbstractOuter, smoothing: Tensor | None) -> Slopes:
     """y_i = f'(u_i), or f_lambda'(u_i) with smoothing."""
 
-    outer: AbstractOuter
-    smoothing: Tensor | None
+    def read(table: Tensor) -> Callable[[Tensor], Tensor]:
+        def of(blocks: Tensor) -> Tensor:
+            u = table.gather(-1, blocks)
+            return outer.gradient(u) if smoothing is None else outer.envelope_gradient(u, smoothing)
 
-    def read(self, table: Tensor) -> Reading:
-        """Everything that depends on the whole table: nothing here."""
-        return Reading(self, table, table)
+        return of
 
-    def of(self, reading: Reading, blocks: Tensor) -> Tensor:
-        """The slopes of some blocks."""
-        u = reading.table.gather(-1, blocks)
-        if self.smoothing is None:
-            return self.outer.gradient(u)
-        return self.outer.envelope_gradient(u, self.smoothing)
+    return read
 
 
-@dataclass(frozen=True)
-class Tail:
+def tail(ratio: float, smoothing: Tensor | None) -> Slopes:
     """The same for CVaR: y_i = f'(u_i - s), where s is the best threshold of the whole table."""
+    hinge = Hinge(1 / ratio)
 
-    ratio: float
-    smoothing: Tensor | None
+    def read(table: Tensor) -> Callable[[Tensor], Tensor]:
+        if smoothing is None:
+            every = table.shape[-1] * CVaR(ratio).gradient(table)
+            return lambda blocks: every.gather(-1, blocks)
+        excess = table - smoothed_threshold(table, ratio, smoothing)
+        width = smoothing
+        return lambda blocks: hinge.envelope_gradient(excess.gather(-1, blocks), width)
 
-    def read(self, table: Tensor) -> Reading:
-        """The threshold of a table; without smoothing the slopes of all blocks."""
-        if self.smoothing is None:
-            return Reading(self, table, table.shape[-1] * CVaR(self.ratio).gradient(table))
-        return Reading(self, table, smoothed_threshold(table, self.ratio, self.smoothing))
-
-    def of(self, reading: Reading, blocks: Tensor) -> Tensor:
-        """The slopes of some blocks."""
-        if self.smoothing is None:
-            return reading.known.gather(-1, blocks)
-        u = reading.table.gather(-1, blocks)
-        return Hinge(1 / self.ratio).envelope_gradient(u - reading.known, self.smoothing)
-
-
-Slopes = Elementwise | Tail
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A table and what the slopes need to know of all of it, computed once."""
-
-    slopes: Slopes
-    table: Tensor
-    known: Tensor
-
-    def of(self, blocks: Tensor) -> Tensor:
-        """The slopes of some blocks."""
-        return self.slopes.of(self, blocks)
+    return read
 
 
 def smoothed_threshold(table: Tensor, ratio: float, smoothing: Tensor) -> Tensor:
@@ -90,23 +69,42 @@ def smoothed_threshold(table: Tensor, ratio: float, smoothing: Tensor) -> Tensor
     return reached.amin(-1, keepdim=True)
 
 
-def slopes_of(problem: Problem, h: Values, *, smoothed: bool, squared: bool = False) -> Slopes:
-    """The slopes that a method uses on a problem; the squared hinge has a weight of its own."""
-    smoothing = h["smoothing"] if smoothed else None
-    if problem.kind == "cvar":
-        return Tail(problem.ratio, smoothing)
-    if squared:
-        weight: float = h["penalty"]  # type: ignore[assignment]
-        return Elementwise(SquaredHinge(weight), None)
-    return Elementwise(problem.outer, smoothing)
+class Runs(abc.ABC):
+    """A method at work on all its runs: seeds, and hyperparameters `h` of shape (settings, 1)."""
+
+    def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
+        self.problem, self.h = problem, h
+        self.w = problem.start.expand(seeds, len(h["lr"]), -1).clone()  # what is measured
+
+    def warm_up(self, batch: Batch) -> None:  # noqa: B027
+        """Start from one batch of every block, where there is something to start."""
+
+    @abc.abstractmethod
+    def step(self, batch: Batch, other: Batch) -> None:
+        """One step; `other` is an independent batch of the same blocks."""
+
+    def blocks(self, batch: Batch) -> Tensor:
+        """Those of a batch, for every setting."""
+        return batch.blocks.unsqueeze(1).expand(-1, self.w.shape[1], -1)
+
+    def gradient(self, at: Tensor, batch: Batch, weights: Tensor) -> Tensor:
+        """The gradient grad g_0 + sum_i weights_i grad g_i."""
+        pulled, base = self.problem.pull(at, batch, weights), self.problem.base(at)
+        return pulled if base is None else pulled + base
 
 
 class Tracking(Runs):
-    """Parameters and tracked values of all runs; the part that all tracking methods share."""
+    """Parameters and tracked values of all runs.
 
-    def __init__(self, problem: Problem, h: Values, slopes: Slopes, seeds: int) -> None:
+    With `smoothing` the outer function is its envelope, with `penalty` it is the squared hinge.
+    """
+
+    def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
         super().__init__(problem, h, seeds)
-        self.slopes = slopes
+        smoothing, weight = h.get("smoothing"), cast("float | None", h.get("penalty"))
+        outer = problem.outer if weight is None else SquaredHinge(weight)
+        cvar = problem.kind == "cvar"
+        self.slopes = tail(problem.ratio, smoothing) if cvar else elementwise(outer, smoothing)
         self.previous = self.w
         self.u = self.w.new_zeros(0)
 
@@ -123,76 +121,53 @@ class Tracking(Runs):
         _, after = track(old, None, fresh, before, self.h["gamma"], weight)
         return self.u.scatter(-1, blocks, after)
 
-    def gradient(self, at: Tensor, batch: Batch, slope: Tensor) -> Tensor:
+    def estimate(self, at: Tensor, batch: Batch, table: Tensor, blocks: Tensor) -> Tensor:
         """G = grad g_0 + (1/B) sum_i y_i grad g_i."""
-        pulled = self.problem.pull(at, batch, slope / slope.shape[-1])
-        base = self.problem.base(at)
-        return pulled if base is None else pulled + base
+        return self.gradient(at, batch, self.slopes(table)(blocks) / blocks.shape[-1])
 
 
 class SingleLoop(Tracking):
-    """w, u, v of A0: read the old or the new u, then no momentum, an average, or STORM.
+    """w, u, v of A0: read the old u, average with weight `beta` where there is one.
 
-    Args:
-        problem, h, slopes, seeds: the runs.
-        momentum: `"none"`, `"average"` (weight `beta`) or `"storm"`.
-        fresh: read the new u, with the gradient of a second batch (ALEXR).
+    ALEXR, which has a `theta`, reads the new u, with the gradient of a second batch.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        h: Values,
-        slopes: Slopes,
-        seeds: int,
-        momentum: str = "none",
-        fresh: bool = False,
-    ) -> None:
-        super().__init__(problem, h, slopes, seeds)
-        self.momentum, self.fresh = momentum, fresh
+    def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
+        super().__init__(problem, h, seeds)
         self.v: Tensor | None = None
-        self.older: Reading | None = None
 
     def step(self, batch: Batch, other: Batch) -> None:
-        """One step; `other` is an independent batch of the same blocks, used by ALEXR only."""
-        blocks = batch.blocks.unsqueeze(1).expand(-1, self.w.shape[1], -1)
+        blocks = self.blocks(batch)
         table = self.tracked(self.w, batch, blocks)
         # The threshold of CVaR, too, is that of the table which the gradient reads.
-        reading = self.slopes.read(table if self.fresh else self.u)
-        gradient = self.gradient(self.w, other if self.fresh else batch, reading.of(blocks))
-        moved = self.w - self.h["lr"] * self._direction(gradient, batch, blocks)
-        self.previous, self.w = self.w, self.problem.project(moved)
-        self.older, self.u = reading, table
-
-    def _direction(self, gradient: Tensor, batch: Batch, blocks: Tensor) -> Tensor:
-        if self.momentum == "none":
-            return gradient
-        if self.v is None or self.older is None:
-            self.v = gradient
-        elif self.momentum == "average":
-            self.v = torch.lerp(self.v, gradient, self.h["beta"])
+        if "theta" in self.h:
+            gradient = self.estimate(self.w, other, table, blocks)
         else:
-            past = self.gradient(self.previous, batch, self.older.of(blocks))
-            self.v = gradient + (1 - self.h["beta"]) * (self.v - past)
-        return self.v
+            gradient = self.estimate(self.w, batch, self.u, blocks)
+        if "beta" in self.h:
+            first = self.v is None
+            self.v = gradient = gradient if first else torch.lerp(self.v, gradient, self.h["beta"])
+        moved = self.w - self.h["lr"] * gradient
+        self.previous, self.w, self.u = self.w, moved, table
 
 
 class DoubleLoop(Tracking):
     """ALEXR2: inner steps on z around the anchor w, and after `inner_steps` of them one on w."""
 
-    def __init__(self, problem: Problem, h: Values, slopes: Slopes, seeds: int) -> None:
-        super().__init__(problem, h, slopes, seeds)
+    def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
+        # The outer step is nu, so that without momentum w moves to the end of the inner loop.
+        super().__init__(problem, {**h, "lr": h["nu"]}, seeds)
         self.z = self.w
         self.v = torch.zeros_like(self.w)
         self.count = 0
 
     def step(self, batch: Batch, other: Batch) -> None:
         """One inner step, the outer one after it where a round ends."""
-        h, blocks = self.h, batch.blocks.unsqueeze(1).expand(-1, self.w.shape[1], -1)
+        h, blocks = self.h, self.blocks(batch)
         table = self.tracked(self.z, batch, blocks)
-        gradient = self.gradient(self.z, other, self.slopes.read(table).of(blocks))
+        gradient = self.estimate(self.z, other, table, blocks)
         z = proximal_step(self.z, self.w, gradient, h["eta"], h["nu"])
-        self.previous, self.z, self.u = self.z, self.problem.project(z), table
+        self.previous, self.z, self.u = self.z, z, table
         self.count += 1
         ends = self.count % h["inner_steps"] == 0
         if bool(ends.any()):
@@ -203,7 +178,7 @@ class DoubleLoop(Tracking):
         pull = (self.w - self.z) / h["nu"]
         first = h["inner_steps"] == self.count
         v = torch.where(first, pull, torch.lerp(self.v, pull, h["beta"]))
-        w = self.problem.project(self.w - h["lr"] * v)
+        w = self.w - h["lr"] * v
         self.v = torch.where(ends, v, self.v)
         self.w = torch.where(ends, w, self.w)
         # A round starts at z_{-1} = z_0 = w.
@@ -212,133 +187,56 @@ class DoubleLoop(Tracking):
 
 
 class Online(Runs):
-    """OOA on CVaR: mirror ascent on the group weights p, then descent on w with the new p.
+    """OOA on CVaR: mirror ascent on the group weights p, then descent on w with the new p."""
 
-    Args:
-        problem, h, seeds: the runs.
-        geometry: the mirror map of the weights, `"kl"` or `"euclidean"`.
-    """
-
-    def __init__(
-        self, problem: Problem, h: Values, seeds: int, geometry: Literal["kl", "euclidean"]
-    ) -> None:
+    def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
         super().__init__(problem, h, seeds)
-        self.geometry: Literal["kl", "euclidean"] = geometry
         self.cap = 1 / (problem.ratio * problem.total)
         self.p = self.w.new_full((*self.w.shape[:-1], problem.total), 1 / problem.total)
         self.v: Tensor | None = None
 
     def step(self, batch: Batch, other: Batch) -> None:
         """One step of each player; the scale n/B1 makes the sampled vectors unbiased."""
-        blocks = batch.blocks.unsqueeze(1).expand(-1, self.w.shape[1], -1)
+        blocks = self.blocks(batch)
         scale = self.problem.total / blocks.shape[-1]
         values = self.problem.values(self.w, batch) * scale
         ascent = torch.zeros_like(self.p).scatter(-1, blocks, self.h["weight_lr"] * values)
-        self.p = mirror_ascent(self.p, ascent, 1.0, self.cap, self.geometry)
-        gradient = self.problem.pull(self.w, batch, self.p.gather(-1, blocks) * scale)
-        base = self.problem.base(self.w)
-        gradient = gradient if base is None else gradient + base
+        self.p = mirror_ascent(self.p, ascent, 1.0, self.cap, "kl")
+        gradient = self.gradient(self.w, batch, self.p.gather(-1, blocks) * scale)
         self.v = gradient if self.v is None else torch.lerp(self.v, gradient, self.h["beta"])
-        self.w = self.problem.project(self.w - self.h["lr"] * self.v)
-
-
-def averaged(problem: Problem, w: Tensor, batch: Batch, number: Tensor) -> Tensor:
-    """All g_i(w) with the noise of a mean of `number` samples, one number per setting."""
-    exact = problem.exact(w)
-    return exact + (problem.values(w, batch) - exact) * number.rsqrt()
-
-
-class Switching(Runs):
-    """SSG: a step on the objective where the largest constraint seems met, else on that one."""
-
-    def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
-        super().__init__(problem, h, seeds)
-        self.feasible = self.w
-
-    @property
-    def point(self) -> Tensor:
-        """The last iterate that seemed feasible: the method's output is drawn from those."""
-        return self.feasible
-
-    def step(self, batch: Batch, other: Batch) -> None:
-        """One step; values from one batch of all constraints, the gradient from another."""
-        h = self.h
-        worst, which = averaged(self.problem, self.w, batch, h["value_samples"]).max(-1, True)
-        met = worst <= h["tolerance"]
-        self.feasible = torch.where(met, self.w, self.feasible)
-        chosen = torch.zeros(*self.w.shape[:-1], self.problem.total, dtype=self.w.dtype)
-        constraint = self.problem.pull(self.w, other, chosen.scatter(-1, which, 1.0))
-        polyak = worst / constraint.square().sum(-1, keepdim=True).clamp(min=1e-12)
-        length = torch.where(h["polyak"] > 0, polyak, h["constraint_lr"])
-        base = self.problem.base(self.w)
-        assert base is not None
-        step = torch.where(met, h["lr"] * base, length * constraint)
-        self.w = self.problem.project(self.w - step)
-
-
-class Spider(Tracking):
-    """Liu and Xu: recursive values of all constraints, refreshed every `refresh` steps."""
-
-    def __init__(self, problem: Problem, h: Values, slopes: Slopes, seeds: int) -> None:
-        super().__init__(problem, h, slopes, seeds)
-        self.count = 0
-
-    def step(self, batch: Batch, other: Batch) -> None:
-        """One step; the values from one batch of all constraints, the gradient from another."""
-        h, blocks = self.h, batch.blocks.unsqueeze(1).expand(-1, self.w.shape[1], -1)
-        fresh = averaged(self.problem, self.w, batch, h["value_samples"])
-        before = averaged(self.problem, self.previous, batch, h["value_samples"])
-        _, moved = track(self.u, None, fresh, before, 0.0, 1.0)
-        anew = averaged(self.problem, self.w, batch, h["refresh_samples"])
-        self.u = torch.where(self.count % h["refresh"] == 0, anew, moved)
-        gradient = self.gradient(self.w, other, self.slopes.read(self.u).of(blocks))
-        self.previous = self.w
-        self.w = self.problem.project(self.w - h["lr"] * gradient)
-        self.count += 1
+        self.w = self.w - self.h["lr"] * self.v
 
 
 class Lagrangian(Runs):
-    """OSS and ICPPAC: primal-dual steps on a proximal Lagrangian, in rounds that end at averages.
+    """ICPPAC: primal-dual steps on a proximal Lagrangian, in rounds that end at averages.
 
-    Args:
-        problem, h, seeds: the runs; `lr` is the step, `proximal` c, `round_steps` T.
-        rules: the library's dual rule for each length T of a round.
+    `lr` is the step, `proximal` c, `round_steps` T; w is the anchor, the output of the last round.
     """
 
-    def __init__(self, problem: Problem, h: Values, seeds: int, rules: dict[int, Any]) -> None:
+    def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
         super().__init__(problem, h, seeds)
-        self.rules = rules
+        tau: Any = h["tau"]
+        # The library's dual rule for each length of a round.
+        self.rules = {
+            t: Icppac(proximal=1.0, inner_steps=t, tau=tau)
+            for t in map(int, h["round_steps"].unique().tolist())
+        }
         self.x = self.previous = self.total = self.w
         self.y = self.w.new_zeros(*self.w.shape[:-1], problem.total)
         self.before = self.y
         self.inside = torch.zeros_like(h["lr"])  # t within the round
-        self.follows = next(iter(rules.values())).follows_step
-
-    @property
-    def point(self) -> Tensor:
-        """The anchor: the output of the last round."""
-        return self.w
 
     def step(self, batch: Batch, other: Batch) -> None:
-        """One inner step; with ConEx the first batch is the dual one and the second the primal."""
+        """One inner step; the first batch is the dual one and the second the primal."""
         h, c = self.h, self.h["proximal"]
         begins = self.inside == 0
         self.total = torch.where(begins, torch.zeros_like(self.total), self.total)
-        if self.follows:
-            self.y = torch.where(begins, torch.zeros_like(self.y), self.y)
-        if not self.follows:
-            self._ascend(self._line(self.previous, self.x, batch), begins)
-        primal = batch if self.follows else other
-        base = self.problem.base(self.x)
-        assert base is not None
+        self._ascend(self._line(self.previous, self.x, batch), begins)
         strength = 2 * c * (1 + self.y.sum(-1, keepdim=True))
-        gradient = base + self.problem.pull(self.x, primal, self.y) + strength * (self.x - self.w)
-        moved = self.problem.project(self.x - h["lr"] * self._steps() * gradient)
-        if self.follows:
-            self._ascend(self._line(self.x, moved, batch), begins)
+        gradient = self.gradient(self.x, other, self.y) + strength * (self.x - self.w)
+        moved = self.x - h["lr"] * gradient
         self.previous, self.x = self.x, moved
-        self.total = self.total + moved
-        self.inside = self.inside + 1
+        self.total, self.inside = self.total + moved, self.inside + 1
         ends = self.inside == h["round_steps"]
         if bool(ends.any()):
             self.w = torch.where(ends, self.total / h["round_steps"], self.w)
@@ -352,16 +250,92 @@ class Lagrangian(Runs):
         proximal = (away * (away + 2 * move)).sum(-1, keepdim=True) * self.h["proximal"]
         return self.problem.values(at, batch) + self.problem.along(at, batch, move) + proximal
 
-    def _steps(self) -> Tensor:
-        factor = torch.ones_like(self.h["lr"])
-        for t, rule in self.rules.items():
-            factor = torch.where(self.h["round_steps"] == t, rule.factor, factor)
-        return factor
-
     def _ascend(self, now: Tensor, begins: Tensor) -> None:
-        before = torch.where(begins, now, self.before)
-        y = self.y
+        before, y = torch.where(begins, now, self.before), self.y
         for t, rule in self.rules.items():
             mine = self.h["round_steps"] == t
             y = torch.where(mine, rule.dual(self.y, now, before), y)
         self.y, self.before = y, now
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method.
+
+    Args:
+        name: as in the tables.
+        runs: the batched program of (problem, hyperparameters, seeds).
+        tunes: the hyperparameters, searched over the ranges of `tuning`; of a squared hinge the
+            weight as the loop `gain`, of an envelope the smoothing as its `width`.
+        kinds: the kinds of problem it can solve.
+        convex: the problem must be.
+        scale: factor of the range of step sizes; 10 where no penalty multiplies the gradient.
+        batches: independent batches per step.
+        all_blocks: it cannot sample blocks.
+        starts: it starts a table of values from B2 samples of every block.
+    """
+
+    name: str
+    runs: Callable[[Problem, Values, int], Runs]
+    tunes: tuple[str, ...]
+    kinds: tuple[str, ...] = ("sum", "cvar", "constrained")
+    convex: bool = False
+    scale: float = 1.0
+    batches: int = 1
+    all_blocks: bool = False
+    starts: bool = True
+
+    def build(self, problem: Problem, h: Values, seeds: int) -> Runs:
+        """The program, with choices replaced by their values."""
+        return self.runs(problem, with_correction(problem, h), seeds)
+
+    def number(self, problem: Problem) -> int:
+        """Blocks per step."""
+        return problem.total if self.all_blocks else problem.blocks
+
+    def samples(self, problem: Problem) -> int:
+        """Samples per step."""
+        return self.batches * self.number(problem) * problem.samples
+
+    def legal(self, problem: Problem) -> bool:
+        """Whether a problem meets the method's assumptions."""
+        return problem.kind in self.kinds and (problem.convex or not self.convex)
+
+
+def with_correction(problem: Problem, h: Values) -> Values:
+    """Replace choices by the weight of the correction.
+
+    `correction` is 1 for auto, 2 for theory; `theta`, of ALEXR, 0 for the theory's, else theta.
+    """
+    n, blocks = problem.total, problem.blocks
+    if "correction" in h:
+        gamma: Any = h["gamma"]
+        auto, full = (1 - gamma) * blocks / n, theory_correction(gamma, n, blocks)
+        return {**h, "correction": torch.where(h["correction"] == 1, auto, full)}
+    if "theta" in h:
+        full = (1 - h["gamma"] * blocks / n).clamp(min=0.0)
+        theta = torch.where(h["theta"] == 0, full, h["theta"])
+        return {**h, "correction": theta * h["gamma"]}
+    return h
+
+
+_TRACKS = ("lr", "gamma", "correction")
+_SQUARED: Any = {"kinds": ("constrained",)}
+_LIST = (
+    Entry("SONEX", SingleLoop, (*_TRACKS, "beta", "width")),
+    Entry("SONX", SingleLoop, _TRACKS),
+    Entry("SONX+momentum", SingleLoop, (*_TRACKS, "beta")),
+    Entry(
+        "ALEXR2", DoubleLoop, ("eta", "gamma", "theta", "beta", "width", "nu", "inner_steps"),
+        batches=2,
+    ),
+    Entry("ALEXR", SingleLoop, ("lr", "gamma", "theta", "width"), convex=True, batches=2),
+    Entry("OOA-KL", Online, ("lr", "beta", "weight_lr"), kinds=("cvar",), starts=False),
+    Entry("SOX", SingleLoop, ("lr", "gamma", "beta", "gain"), **_SQUARED),
+    Entry("MSVR-v1", SingleLoop, (*_TRACKS, "beta", "gain"), **_SQUARED),
+    Entry(
+        "ICPPAC", Lagrangian, ("lr", "proximal", "round_steps", "tau"), ("constrained",),
+        scale=10.0, batches=2, all_blocks=True, starts=False,
+    ),
+)  # fmt: skip
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _LIST}

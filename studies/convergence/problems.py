@@ -1,4 +1,4 @@
-"""The problems of the comparison: S1, S2, S3, S3b, S4 and a logistic CVaR, with their optima.
+"""The problems of the comparison: S1, S2, S3, S3b and a logistic CVaR, with their optima.
 
 A problem gives batches of noisy values, their gradients, and the exact error. Gaussian noise enters
 as the mean of B2 samples, so that a batch of B2 samples costs no more to simulate than one. The
@@ -72,7 +72,6 @@ class Problem(abc.ABC):
     target: ClassVar[Tensor | None] = None  # a, where g_0 = |w - a|^2 / 2
     kind: ClassVar[str] = "sum"  # or "cvar", "constrained"
     convex: ClassVar[bool] = True  # the composition, so that ALEXR is legal
-    smooth_inner: ClassVar[bool] = True  # the g_i, so that SONEX is legal
     outer: ClassVar[AbstractOuter] = Hinge()  # f; for constraints the exact penalty
     ratio: ClassVar[float] = 1.0  # r of CVaR
 
@@ -108,10 +107,6 @@ class Problem(abc.ABC):
     def along(self, w: Tensor, batch: Batch, move: Tensor) -> Tensor:
         """<grad g_i(w; batch), move> of the drawn blocks."""
         raise NotImplementedError(f"{type(self).__name__} has no directional derivative.")
-
-    def project(self, w: Tensor) -> Tensor:
-        """The projection onto the set of allowed w, where there is one."""
-        return w
 
     def error(self, w: Tensor) -> Tensor:
         """The objective gap; for constraints the larger of its size and the largest violation."""
@@ -222,66 +217,6 @@ class Outside(Affine):
     shifts = torch.ones(1, dtype=torch.float64)
 
 
-class NonSmooth(Affine):
-    """S4: |w - a|^2 / 2 + (rho/n) sum_i [g_i]_+, g_i = |a_i . w| - b_i - c/2 |w|^2, on a ball.
-
-    The g_i are neither smooth nor convex. With rho c = 0.8 the sum is convex nevertheless:
-    [g_i]_+ + c/2 |w|^2 = max(|a_i . w| - b_i, c/2 |w|^2), so a convex solver knows the optimum.
-    """
-
-    smooth_inner = False
-    convex = False  # not in the form that ALEXR asks for: its g_i must be convex
-    curvature = -0.2
-    weight = 4.0
-    outer = Hinge(weight)
-    radius = 3.0
-    target = _numbers(1.0, -1.0, 0.5, 0.2)
-    start = torch.zeros(4, dtype=torch.float64)
-    optimum = 1.37649137  # by `minimiser`; a test computes it again
-    _angle = torch.arange(8, dtype=torch.float64).unsqueeze(1) * _numbers(1.0, 2.3, 3.1, 4.7)
-    rows = _angle.cos() / _angle.cos().norm(dim=1, keepdim=True)
-    shifts = _line(0.6, -0.6)
-
-    def draw(self, generator: torch.Generator, blocks: Tensor) -> Batch:
-        value, slope = self.sample_noise(generator, blocks)
-        # The rows under the absolute value first, those of the noise after them.
-        both = torch.cat([self.rows[blocks], slope], dim=-2)
-        return Batch(blocks, both, self.shifts[blocks] + value)
-
-    def values(self, w: Tensor, batch: Batch) -> Tensor:
-        inner, noise = torch.bmm(w, batch.direction.mT).chunk(2, dim=-1)
-        return inner.abs() + noise + batch.shift.unsqueeze(1) + self._square(w)
-
-    def pull(self, w: Tensor, batch: Batch, weights: Tensor) -> Tensor:
-        inner, _ = torch.bmm(w, batch.direction.mT).chunk(2, dim=-1)
-        both = torch.cat([weights * inner.sign(), weights], dim=-1)
-        square = self.curvature * weights.sum(-1, keepdim=True) * w
-        return torch.bmm(both, batch.direction) + square
-
-    def exact(self, w: Tensor) -> Tensor:
-        return (w @ self.rows.T).abs() + self.shifts + self._square(w)
-
-    def project(self, w: Tensor) -> Tensor:
-        norm = w.norm(dim=-1, keepdim=True)
-        return torch.where(norm > self.radius, w / norm * self.radius, w)
-
-    def minimiser(self) -> Any:
-        """The solution by cvxpy, written as a convex program."""
-        import cvxpy as cp
-
-        w = cp.Variable(4)
-        square = cp.sum_squares(w) * (-self.curvature / 2)  # c/2 |w|^2
-        linear = cp.abs(self.rows.numpy() @ w) + self.shifts.numpy()
-        penalty = cp.sum(cp.maximum(linear, square)) * (self.weight / self.total)
-        # |w - a|^2 / 2 - rho c/2 |w|^2, expanded so that the solver sees it is convex.
-        scale = 0.5 + self.weight * self.curvature / 2
-        target = torch.as_tensor(self.target).numpy()
-        rest = scale * cp.sum_squares(w) - target @ w + 0.5 * float(target @ target)
-        goal = cp.Problem(cp.Minimize(rest + penalty), [cp.norm(w) <= self.radius])
-        goal.solve(solver=cp.CLARABEL)
-        return w.value
-
-
 def _logistic_data() -> Tensor:
     """Label times features, shape (groups, samples, d): sines, the same on every machine."""
     count = torch.arange(10 * 100 * 6, dtype=torch.float64).view(10, 100, 6)
@@ -305,7 +240,7 @@ class Logistic(Problem):
     decay = 0.05
     total = 10
     start = torch.zeros(6, dtype=torch.float64)
-    optimum = 0.38841819  # by `minimiser`; a test computes it again
+    optimum = 0.38841819  # by cvxpy, in a test
     data = _logistic_data()
 
     def draw(self, generator: torch.Generator, blocks: Tensor) -> Batch:
@@ -332,17 +267,6 @@ class Logistic(Problem):
     def loss(self, w: Tensor) -> Tensor:
         return self.decay / 2 * w.square().sum(-1)
 
-    def minimiser(self) -> Any:
-        """The solution by cvxpy."""
-        import cvxpy as cp
-
-        w, s = cp.Variable(6), cp.Variable()
-        losses = cp.hstack([cp.sum(cp.logistic(-z @ w)) / len(z) for z in self.data.numpy()])
-        tail = s + cp.sum(cp.pos(losses - s)) / (self.ratio * self.total)
-        goal = cp.Problem(cp.Minimize(self.decay / 2 * cp.sum_squares(w) + tail))
-        goal.solve(solver=cp.CLARABEL)
-        return w.value
-
 
 PROBLEMS: dict[str, Problem] = {
     each.name: each
@@ -351,7 +275,6 @@ PROBLEMS: dict[str, Problem] = {
         Groups("S2", blocks=2, samples=1, noise=(0.3, 0.1)),
         Box("S3", blocks=2, samples=1, noise=(0.3, 0.1)),
         Outside("S3b", blocks=1, samples=1, noise=(0.3, 0.1)),
-        NonSmooth("S4", blocks=2, samples=1, noise=(0.3, 0.1)),
         # The noise is in the data; 0.22 is what it amounts to at the solution, for the ranges.
         Logistic("logistic", blocks=2, samples=2, noise=(0.22, 0.0)),
     )

@@ -7,17 +7,21 @@ compared on the tuning seeds only, and the figures are those of the chosen setti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from .engine import Trace, run
-from .entries import Entry
-from .methods import Values
-from .problems import Problem
+from studies.runner import Job
+
+from .methods import ENTRIES, Entry, Values
+from .problems import PROBLEMS, Batch, Problem, draw_blocks
+
+OUTPUTS = ("last", "average")
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,6 @@ STEPS: dict[str, Log] = {
     "S2": Log(1e-4, 0.5),
     "S3": Log(3e-5, 0.1),
     "S3b": Log(1e-4, 0.3),
-    "S4": Log(1e-4, 0.3),
     "logistic": Log(5e-4, 0.5),
 }
 
@@ -67,17 +70,10 @@ CHOICES: dict[str, Log | OneOf] = {
     "theta": OneOf((0, 0.125)),  # that of the theory, that of the paper's experiments
     "nu": Log(0.03, 3.0),
     "inner_steps": OneOf((5, 20, 80)),
-    "round_steps": OneOf(
-        (10, 100, 1000, 3000)
-    ),  # OSS ends about multiplier / sqrt(T) off the limit
+    "round_steps": OneOf((10, 100, 1000, 3000)),
     "proximal": Log(0.01, 10.0),
     "tau": Log(1.0, 10_000.0),
     "weight_lr": Log(1e-5, 3.0),
-    "tolerance": Log(3e-4, 0.3),
-    "polyak": OneOf((0, 1)),
-    "value_samples": OneOf((1, 4, 16, 64, 256, 1024)),
-    "refresh_samples": OneOf((16, 64, 256, 1024, 4096)),
-    "refresh": OneOf((5, 20, 80, 320)),
 }
 
 
@@ -85,7 +81,7 @@ def ranges_of(entry: Entry, problem: Problem) -> dict[str, Log | OneOf]:
     """What a method tunes on a problem."""
     own = STEPS[problem.name]
     lr = Log(entry.scale * own.low, entry.scale * own.high)
-    shared = {**CHOICES, "lr": lr, "eta": lr, "constraint_lr": lr}
+    shared = {**CHOICES, "lr": lr, "eta": lr}
     return {name: shared[name] for name in entry.tunes}
 
 
@@ -115,14 +111,71 @@ def settings(entry: Entry, problem: Problem, points: Tensor) -> Values:
     ranges = ranges_of(entry, problem)
     h = {name: ranges[name].at(points[:, k : k + 1]) for k, name in enumerate(ranges)}
     if "width" in h:
-        noise = entry.tracked_noise(problem, h)
+        # The deviation of a tracked value where nothing moves.
+        noise = problem.noise[0] * (h["gamma"] / (2 - h["gamma"]) / problem.samples).sqrt()
         h["smoothing"] = h.pop("width") * noise / problem.steepness
     if "gain" in h:
-        h["penalty"] = h.pop("gain") / (h["lr"] * entry.lag(problem, h))
+        # How many steps late the outer gradient acts: a moving average of u is late by 1/gamma
+        # visits, one with a correction by the time between visits; the average v by another 1/beta.
+        late = 1 / h["gamma"]
+        if "correction" in h:
+            late = torch.full_like(late, problem.total / problem.blocks)
+        h["penalty"] = h.pop("gain") / (h["lr"] * (late + 1 / h["beta"]))
     return h
 
 
 _BELOW_ONE = 1 - 1e-9
+_WORST = 1e3  # error of a run that has left the numbers: very bad, not missing
+
+
+def checkpoints(steps: int, ratio: float = 1.06) -> np.ndarray:
+    """Steps at which to measure, growing by `ratio`."""
+    number = int(np.log(steps) / np.log(ratio)) + 2
+    return np.unique(np.geomspace(1, steps, number).round().astype(int))
+
+
+def batches(
+    entry: Entry, problem: Problem, seeds: int, steps: int, seed: int = 0, chunk: int = 256
+) -> Iterator[tuple[Batch, Batch]]:
+    """First a batch of every block, then a pair of batches for each step.
+
+    The second batch of a pair has the same blocks and its own samples, if the method has two.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    every = torch.arange(problem.total).expand(1, seeds, -1)
+    first = problem.draw(generator, every).at(0)
+    yield first, first
+    while steps > 0:
+        shape = (min(chunk, steps), seeds)
+        blocks = draw_blocks(generator, shape, problem.total, entry.number(problem))
+        one = problem.draw(generator, blocks)
+        two = problem.draw(generator, blocks) if entry.batches > 1 else one
+        for k in range(shape[0]):
+            batch = one.at(k)
+            yield batch, two.at(k) if entry.batches > 1 else batch
+        steps -= shape[0]
+
+
+def trace(
+    entry: Entry, problem: Problem, h: Values, seeds: int, steps: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The checkpoints, and the exact errors there, (outputs, checkpoints, seeds, settings).
+
+    The outputs are the last iterate and the average of all with weights growing like t^3.
+    """
+    steps = steps // 4 if entry.all_blocks else steps
+    runs, marks = entry.build(problem, h, seeds), checkpoints(steps)
+    errors: list[np.ndarray] = []
+    stream = batches(entry, problem, seeds, steps, seed)
+    runs.warm_up(next(stream)[0])
+    average, wanted = runs.w, set(marks.tolist())
+    for count, (batch, other) in enumerate(stream, start=1):
+        runs.step(batch, other)
+        average = torch.lerp(average, runs.w, 4 / (count + 3))
+        if count in wanted:
+            both = problem.error(torch.stack([runs.w, average]))
+            errors.append(both.nan_to_num(nan=_WORST, posinf=_WORST).clamp(max=_WORST).numpy())
+    return marks, np.stack(errors, axis=1)
 
 
 WINDOW = 0.3  # share of the run, up to now, over which errors are averaged
@@ -151,31 +204,38 @@ class Pool:
     Attributes:
         h: the settings.
         first: samples before the first step.
-        cost: samples per step of each setting.
-        trace: the errors.
+        cost: samples per step.
+        steps: the checkpoints.
+        errors: there, (outputs, checkpoints, seeds, settings).
         budget: what was tried.
     """
 
     h: Values
     first: int
-    cost: np.ndarray
-    trace: Trace
+    cost: int
+    steps: np.ndarray
+    errors: np.ndarray
     budget: Budget
 
-    def errors(self, output: str, seeds: np.ndarray | slice) -> np.ndarray:
+    def means(self, output: str, seeds: slice) -> np.ndarray:
         """Window means of the median over seeds, shape (checkpoints, settings)."""
-        chosen = getattr(self.trace, output)[:, seeds]
-        return window_means(self.trace.steps, np.median(chosen, axis=1))
+        chosen = self.errors[OUTPUTS.index(output)][:, seeds]
+        return window_means(self.steps, np.median(chosen, axis=1))
 
-    def samples(self, output: str, seeds: np.ndarray | slice, level: float) -> np.ndarray:
+    def samples(self, output: str, seeds: slice, level: float) -> np.ndarray:
         """Samples that each setting needs for an accuracy, `inf` where it is not reached."""
-        steps = reached(self.trace.steps, self.errors(output, seeds), level)
-        return self.first + steps * self.cost
+        return self.first + self.cost * reached(self.steps, self.means(output, seeds), level)
+
+    def cheapest(self, output: str, level: float) -> int | None:
+        """The setting that was cheapest for an accuracy on the tuning seeds."""
+        samples = self.samples(output, slice(self.budget.tuning), MARGIN * level)
+        best = int(samples.argmin())
+        return best if np.isfinite(samples[best]) else None
 
 
-def accuracies(problem: Problem, number: int = 18) -> np.ndarray:
+def accuracies(problem: Problem, number: int = 18) -> list[float]:
     """Half the first error, and from there down by factors of the square root of 2."""
-    return float(problem.error(problem.start)) * 0.5 * 2 ** (-0.5 * np.arange(number))
+    return (float(problem.error(problem.start)) * 0.5 * 2 ** (-0.5 * np.arange(number))).tolist()
 
 
 def window_means(steps: np.ndarray, curve: np.ndarray, window: float = WINDOW) -> np.ndarray:
@@ -200,48 +260,46 @@ def tune(entry: Entry, problem: Problem, budget: Budget, seed: int = 0) -> Pool:
     """Run half of the settings anywhere, the other half near the best of them."""
     half = budget.settings // 2
     points = first_points(entry, problem, half, seed)
-    wide = _run(entry, problem, points, budget, seed)
-    centres = points[_best(wide, problem)]
-    near = nearby_points(entry, problem, centres, budget.settings - half, seed)
-    return _joined(wide, _run(entry, problem, near, budget, seed))
+    wide = _pool(entry, problem, points, budget, seed)
+    # The cheapest setting of each accuracy, the hardest first; without any, the least error.
+    best = [wide.cheapest("last", level) for level in accuracies(problem)[::-1]]
+    least = int(wide.means("last", slice(budget.tuning))[-1].argmin())
+    centres = list(dict.fromkeys([*(k for k in best if k is not None), least]))
+    points = nearby_points(entry, problem, points[centres], budget.settings - half, seed)
+    near = _pool(entry, problem, points, budget, seed)
+    errors = np.concatenate([wide.errors, near.errors], axis=-1)
+    h = {name: torch.cat([wide.h[name], near.h[name]]) for name in wide.h}
+    return Pool(h, wide.first, wide.cost, wide.steps, errors, budget)
 
 
-def cheapest(pool: Pool, output: str, level: float) -> int | None:
-    """The setting that was cheapest for an accuracy on the tuning seeds."""
-    samples = pool.samples(output, slice(pool.budget.tuning), MARGIN * level)
-    best = int(samples.argmin())
-    return best if np.isfinite(samples[best]) else None
-
-
-def _best(pool: Pool, problem: Problem) -> list[int]:
-    """The cheapest setting of each accuracy, the hardest first; without any, the least error."""
-    found = [cheapest(pool, "last", level) for level in accuracies(problem)[::-1]]
-    known = [index for index in found if index is not None]
-    least = int(pool.errors("last", slice(pool.budget.tuning))[-1].argmin())
-    return list(dict.fromkeys([*known, least]))
-
-
-def _run(entry: Entry, problem: Problem, points: torch.Tensor, budget: Budget, seed: int) -> Pool:
+def _pool(entry: Entry, problem: Problem, points: Tensor, budget: Budget, seed: int) -> Pool:
     h = settings(entry, problem, points)
-    trace = run(
-        entry.build(problem, h, budget.seeds),
-        problem,
-        budget.seeds,
-        entry.steps(budget.steps),
-        entry.number(problem),
-        entry.batches > 1,
-        seed,
-    )
+    found = trace(entry, problem, h, budget.seeds, budget.steps, seed)
     first = problem.total * problem.samples if entry.starts else 0
-    return Pool(h, first, entry.cost(problem, h).numpy(), trace, budget)
+    return Pool(h, first, entry.samples(problem), *found, budget)
 
 
-def _joined(one: Pool, two: Pool) -> Pool:
-    h = {name: torch.cat([one.h[name], two.h[name]]) for name in one.h}
-    trace = Trace(
-        one.trace.steps,
-        np.concatenate([one.trace.last, two.trace.last], axis=-1),
-        np.concatenate([one.trace.average, two.trace.average], axis=-1),
-        one.trace.seconds + two.trace.seconds,
-    )
-    return Pool(h, one.first, np.concatenate([one.cost, two.cost]), trace, one.budget)
+def run(job: Job) -> dict[str, Any]:
+    """For each accuracy the chosen setting, and its samples on fresh seeds.
+
+    The setting of the job is its budget. None stands for an accuracy that is not reached.
+    """
+    torch.set_num_threads(1)
+    entry, problem = ENTRIES[job.method], PROBLEMS[job.problem]
+    budget = Budget(**job.setting)
+    pool, row = tune(entry, problem, budget, job.seed), dict[str, Any]()
+    for output in OUTPUTS:
+        chosen, samples = [], []
+        for level in accuracies(problem):
+            best, count = pool.cheapest(output, level), np.inf
+            if best is not None:
+                fresh = slice(budget.tuning, budget.seeds)
+                count = float(pool.samples(output, fresh, level)[best])
+            chosen.append(best)
+            samples.append(count if np.isfinite(count) else None)
+        hyperparameters = [
+            None if k is None else {name: float(f"{float(h[k]):.4g}") for name, h in pool.h.items()}
+            for k in chosen
+        ]
+        row[output] = {"samples": samples, "hyperparameters": hyperparameters}
+    return row

@@ -46,7 +46,7 @@ class Part:
         group: sensitive feature, 0 or 1.
     """
 
-    x: NDArray[np.float32]
+    x: NDArray[np.floating]
     y: NDArray[np.int64]
     group: NDArray[np.int64]
 

@@ -104,15 +104,6 @@ def eigenvalues() -> list[list[str]]:
     return rows
 
 
-def published_figures() -> dict[str, Any]:
-    """Rows of all tables."""
-    rules = ("val_cvar", "train_cvar")
-    return {
-        "networks": {data: networks(data) for data in DATA},
-        "heads": {f"{data}, {rule}": heads(data, rule) for data in DATA for rule in rules},
-    }
-
-
 def is_constant(run: Run) -> bool:
     """Whether a network ended with the loss of a constant output, ln 2 or a little more."""
     return run["train_loss"] > 0.65 and run["train_cvar"] - run["train_loss"] < 0.1
@@ -133,45 +124,3 @@ def heads(data: str, rule: str) -> list[list[str]]:
     """The table of the heads, bold against the better SONEX."""
     runs = chosen_by(published("heads"), data, rule)
     return table(runs, HEADS, best_sonex(by_name(runs, HEADS), rule))
-
-
-def samples(runs: Sequence[Run], target: float) -> dict[str, float | None]:
-    """The share of the training after which the mean training CVaR is below a target.
-
-    From curves after each epoch, straight between them; None where it never is.
-    """
-    curves = {
-        name: [fmean(values) for values in zip(*(run["curve"] for run in own), strict=True)]
-        for name, own in by_name(runs, HEADS).items()
-    }
-    return {name: _reached(curve, target) for name, curve in curves.items()}
-
-
-def samples_table() -> list[list[str]]:
-    """The share of the training until the CVaR at which the best SONEX ends."""
-    rows = [["data", "CVaR", *HEADS]]
-    for data in DATA:
-        runs = chosen_by(published("heads"), data, "train_cvar")
-        own = by_name(runs, HEADS)
-        best = own[best_sonex(own, "train_cvar")]
-        target = fmean(run["train_cvar"] for run in best)
-        shares = samples(runs, target * 1.0001).values()  # its own curve is rounded
-        cells = ("–" if share is None else f"{share:.2f}" for share in shares)
-        rows.append([data, f"{target:.3f}", *cells])
-    return rows
-
-
-def _reached(curve: Sequence[float], target: float) -> float | None:
-    """The share of a curve after which it is first at or below a value.
-
-    Example:
-        >>> _reached([0.8, 0.6, 0.4, 0.3], 0.5)
-        0.625
-    """
-    for place, value in enumerate(curve):
-        if value <= target:
-            if place == 0:
-                return 1 / len(curve)
-            before = curve[place - 1]
-            return (place + (before - target) / (before - value)) / len(curve)
-    return None

@@ -34,14 +34,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from fcco_experiments.data import MissingData
 from scipy.stats import binomtest
 
 from studies import publish
-from studies.runner import Job, Runner, command, parse, short, tuned
+from studies.runner import Job, Runner, command, parse, published_runs, short, tuned
 
 from . import comments
 from .training import END_TO_END, LIMIT, METHODS, NAMED, PLANS, Figures, Setting, grid, run
@@ -67,8 +66,7 @@ def train(problem: str, runner: Runner, tuning: int, seeds: int, steps: int | No
 
 def published(problem: str) -> Found:
     """All of it, from the published runs."""
-    runner = Runner(run, dict, 0, publish.runs("identities"))
-    return train(problem, runner, *BUDGET.get(problem, USUAL))
+    return train(problem, published_runs("identities"), *BUDGET.get(problem, USUAL))
 
 
 def excess(own: Figures, part: str) -> list[float]:
@@ -106,7 +104,7 @@ def figures(own: Figures, erm: Figures) -> dict[str, float]:
 
     def rejected(side: str) -> int:
         """Identities whose rate is on that side of the limit by more than chance."""
-        tests = (binomtest(*counts, limit, side) for counts in own["groups"]["test"])
+        tests = (binomtest(wrong, n, limit, side) for wrong, n in own["groups"]["test"])
         return sum(bool(test.pvalue < 0.05) for test in tests)
 
     return {
@@ -170,18 +168,6 @@ def by_group(found: Found) -> list[list[str]]:
     return rows
 
 
-def means(found: Found) -> dict[str, Any]:
-    """Mean and standard deviation of each figure, for JSON."""
-    return {
-        name: {key: publish.mean_and_std(values) for key, values in row.items()}
-        for name, row in collect(found).items()
-    }
-
-
-def published_figures() -> dict[str, Any]:
-    return {problem: means(published(problem)) for problem in PLANS}
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("identities", __doc__)
     add = parser.add_argument
@@ -214,7 +200,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, (setting, _) in found.items():
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))
     device = "cuda" if whole and torch.cuda.is_available() else "cpu"
-    publish.conclude(options, "identities", {problem: means(found)}, runner.entries(), device)
+    means = {
+        name: {key: publish.mean_and_std(values) for key, values in row.items()}
+        for name, row in collect(found).items()
+    }
+    publish.conclude(options, "identities", {problem: means}, runner.entries(), device)
 
 
 if __name__ == "__main__":

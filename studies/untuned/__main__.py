@@ -11,10 +11,9 @@ method `fcco` is ours.
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from studies import publish
 from studies.constrained import peers
 from studies.runner import Job, Runner, available, command, note, parse
 
-from . import alarms, calibration, constraints, groups, tuned
+from . import constraints, groups, tuned
 from .constraints import LEVEL, Figures
 
 OURS, TUNED = "fcco", "tuned"
@@ -87,35 +86,35 @@ def plan_constraints(seeds: Sequence[int], quick: bool) -> list[Entry]:
 
 def plan_groups(name: str, seeds: Sequence[int], quick: bool) -> list[Entry]:
     """Every method at every learning rate; the ratios on the problem that cannot interpolate."""
-    methods, lrs = {OURS: (OURS, {}), **groups.DEFAULTS}, groups.PROBLEMS[name]
+    methods, rates = {OURS: (OURS, {}), **groups.DEFAULTS}, groups.PROBLEMS[name]
 
     def jobs(method: str, **setting: Any) -> list[Job]:
         return [Job(name, method, setting, seed) for seed in seeds]
 
+    cells: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {name: ({}, rates)}
     if name == "tabular MLP":
-        return [
-            Entry(f"{name}, {shape[0]} x {shape[1]}, {optimizer}", label, {
-                lr: jobs(methods[label][0], **methods[label][1], lr=lr, shape=shape,
-                         optimizer=optimizer)
-                for lr in (lrs[1:2] if quick else lrs)
-            })
+        cells = {
+            f"{name}, {shape[0]} x {shape[1]}, {optimizer}": (
+                {"shape": shape, "optimizer": optimizer},
+                lrs,
+            )
             for optimizer, lrs in CELLS.items()
             for shape in ([16, 4], [4, 16])
-            for label in (OURS, "uniform", "OOA")
-        ]  # fmt: skip
-    entries = [
-        Entry(name, label, {
-            lr: jobs(method, **setting, lr=lr) for lr in (lrs[1:2] if quick else lrs)
-        })
-        for label, (method, setting) in methods.items()
-        if not quick or label == OURS or label in QUICK
-    ]  # fmt: skip
-    chosen = {k: jobs(m, **setting) for k, (m, setting) in enumerate(tuned.GROUPS[name])}
-    entries.append(Entry(name, TUNED, chosen))
+        }
+    entries = []
+    for cell, (own, lrs) in cells.items():
+        for label, (method, setting) in methods.items():
+            if not quick or label == OURS or label in QUICK:
+                tried = lrs[1:2] if quick else lrs
+                runs = {lr: jobs(method, **setting, **own, lr=lr) for lr in tried}
+                entries.append(Entry(cell, label, runs))
+    if chosen := tuned.GROUPS.get(name):
+        runs = {k: jobs(method, **setting) for k, (method, setting) in enumerate(chosen)}
+        entries.append(Entry(name, TUNED, runs))
     if name == "reviews":
         for ratio in groups.RATIOS:
-            own = jobs(OURS, lr=lrs[1], ratio=ratio)
-            entries.append(Entry(f"{name} / ratios", f"{OURS}, ratio {ratio:g}", {ratio: own}))
+            runs = {ratio: jobs(OURS, lr=rates[1], ratio=ratio)}
+            entries.append(Entry(f"{name} / ratios", f"{OURS}, ratio {ratio:g}", runs))
     return entries
 
 
@@ -191,57 +190,32 @@ def equal_violation(best: dict[str, Any], violation: float) -> float:
     return min(close) if close else min(found, key=lambda pair: pair[1])[0]
 
 
-Goals = dict[str, bool]
-"""What is asked for, in words with figures, and whether it is met."""
-
-
-def constrained_goals(found: dict[str, Any], name: str) -> Goals:
-    """Of ours on a problem: its violation, its objective, other units, and defaults of peers."""
-    rows = found[name]
-    mine = rows[OURS]
-    goals = {f"violation {mine['violation']:+.4f}": mine["violation"] <= LEVEL}
-    if TUNED in rows:
-        ratio = mine["objective"] / equal_violation(rows[TUNED], mine["violation"])
-        at_level = mine["objective"] / rows[TUNED]["objective"]
-        text = f"objective {ratio:.4f} of tuned at equal violation, {at_level:.4f} at {LEVEL}"
-        goals[text] = ratio <= 1.01
-    first = found.get(name.partition(" / ")[0], {}).get(OURS, mine)
-    if first is not mine and mine["objective_std"] > 0:  # of one seed there is no spread
-        off = [abs(mine[key] - first[key]) for key in ("objective", "violation")]
-        allowed = [max(mine[key], first[key]) for key in ("objective_std", "violation_std")]
-        text = "off the original by {:.4f}, {:.4f} (std {:.4f}, {:.4f})".format(*off, *allowed)
-        goals[text] = off[0] <= allowed[0] and off[1] <= allowed[1]
-    if others := {m: row for m, row in rows.items() if m not in (OURS, TUNED)}:
-        behind = [m for m, row in others.items() if not ahead(mine, row)]
-        goals["ahead of all defaults" + f" but {', '.join(behind)}" * bool(behind)] = not behind
-    return goals
-
-
-def group_goals(found: dict[str, Any], name: str) -> Goals:
-    """Of ours over groups: close to the best of all; the ratio it was trained for is its best."""
-    rows = found[name]
-    if " / CVaR " in name:
-        ratio = name.rpartition(" ")[2]
-        best = min(row["cvar"] for row in rows.values())
-        met = rows.get(f"{OURS}, ratio {ratio}", {}).get("cvar") == best
-        return {f"training for {ratio} gives the lowest": met}
-    best = min((row["cvar"] for m, row in rows.items() if m != OURS), default=math.inf)
-    ratio, worst = rows[OURS]["cvar"] / best, rows[OURS]["worst"] / best
-    return {f"{ratio:.3f} of the best of all, {worst:.3f} at the worst lr": ratio <= 1.05}
-
-
 def goals(found: dict[str, Any]) -> list[str]:
-    """One line for each problem where ours was run."""
-    judges: dict[str, Callable[[dict[str, Any], str], Goals]]
-    judges = {"constraints": constrained_goals, "groups": group_goals}
-    lines = []
-    for part, judge in judges.items():
-        for name, rows in found[part].items():
-            if OURS in rows or " / CVaR " in name:
-                own = judge(found[part], name).items()
-                marks = (f"{'met' if met else 'MISSED'} ({text})" for text, met in own)
-                lines.append(f"{name}: {'; '.join(marks)}")
-    return lines
+    """One line for each problem where ours was run: what is asked for, and whether it is met."""
+    told: dict[str, dict[str, bool]] = {}
+    for name, rows in found["constraints"].items():
+        if (mine := rows.get(OURS)) is None:
+            continue
+        own = told[name] = {f"violation {mine['violation']:+.4f}": mine["violation"] <= LEVEL}
+        if TUNED in rows:
+            ratio = mine["objective"] / equal_violation(rows[TUNED], mine["violation"])
+            at_level = mine["objective"] / rows[TUNED]["objective"]
+            text = f"objective {ratio:.4f} of tuned at equal violation, {at_level:.4f} at {LEVEL}"
+            own[text] = ratio <= 1.01
+        if others := {m: row for m, row in rows.items() if m not in (OURS, TUNED)}:
+            behind = [m for m, row in others.items() if not ahead(mine, row)]
+            own["ahead of all defaults" + f" but {', '.join(behind)}" * bool(behind)] = not behind
+    for name, rows in found["groups"].items():
+        if OURS in rows and len(rows) > 1:
+            best = min(row["cvar"] for method, row in rows.items() if method != OURS)
+            ratio, worst = rows[OURS]["cvar"] / best, rows[OURS]["worst"] / best
+            text = f"{ratio:.3f} of the best of all, {worst:.3f} at the worst lr"
+            told[name] = {text: ratio <= 1.05}
+    marks = {True: "met", False: "MISSED"}
+    return [
+        f"{name}: " + "; ".join(f"{marks[met]} ({text})" for text, met in own.items())
+        for name, own in told.items()
+    ]
 
 
 def table(found: dict[str, Any]) -> str:
@@ -260,6 +234,11 @@ def table(found: dict[str, Any]) -> str:
     return publish.plain(rows)
 
 
+def make(name: str) -> Any:
+    """A problem of either part."""
+    return (groups if name in groups.PROBLEMS else constraints).make(name)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("untuned", __doc__)
     parser.add_argument("--only", default="", metavar="PATTERN", help="of PROBLEM: METHOD")
@@ -273,31 +252,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             entries += plan_groups(name, seeds, options.quick)
     entries = [entry for entry in entries if wanted.search(str(entry))]
     names = dict.fromkeys(entry.base for entry in entries)
-    there = available(names, lambda name: part_of(name).make(name), options.left_out)
+    there = available(names, make, options.left_out)
     entries = [entry for entry in entries if entry.base in there]
-    runner = Runner(run, Figures, options.workers, options.out)
+    runner = Runner(groups.run, Figures, options.workers, options.out)
     runner([job for entry in entries for own in entry.candidates.values() for job in own], "runs")
     found = {**collect(entries, runner.known), "left_out": options.left_out}
-    for name, part in {"calibration": calibration.run, "alarms": alarms.run}.items():
-        if wanted.search(name):
-            found[name] = part(options.quick)
     print(table(found) + "\n\n" + "\n".join(goals(found)))
     if options.quick:
         print("(one seed: the spread over seeds is in the full run)")
-    if options.publish:
-        publish.write(publish.RESULTS / "untuned", found, commit=options.commit)
-    if options.json:
-        print(json.dumps(publish.finite(found)))
-
-
-def part_of(problem: str) -> Any:
-    """The module that makes and runs it."""
-    return groups if problem in groups.PROBLEMS else constraints
-
-
-def run(job: Job) -> Figures:
-    """Train as the job says, under constraints or over groups."""
-    return part_of(job.problem).run(job)
+    publish.conclude(options, "untuned", found)
 
 
 if __name__ == "__main__":

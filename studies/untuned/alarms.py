@@ -1,7 +1,7 @@
 """How often each finding of `report()` is right: false alarms, and detections.
 
     python -m studies.untuned.alarms --json            # 50 runs of each situation
-    python -m studies.untuned.alarms --runs 10 --only swinging
+    python -m studies.untuned.alarms --seeds 10 --only swinging
 
 In the situations `NULL` nothing is wrong: groups that are equally good, in models that stand still
 or learn; groups that must trade off; limits that can be met. A report is made several times in a
@@ -11,11 +11,9 @@ come from random numbers, so that what is true is known: nothing here needs data
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +22,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
 from fcco.groups import GroupMeans
+from studies import publish
+from studies.runner import command, parse
 
 Kinds = set[str]
 Situation = Callable[[int], Kinds]
@@ -50,11 +50,11 @@ def descend(objective: Any, function: Callable[[], Any], index: Any = None) -> N
 
 
 def given_losses(
-    seed: int,
     number: int,
     in_batch: int,
     loss: Callable[[int, Tensor], Tensor],
     steps: int,
+    seed: int,
     *,
     per_group: int = 4,
     spread: float = 1.0,
@@ -77,112 +77,95 @@ def given_losses(
 
 
 def equal_groups(
-    number: int, in_batch: int, fall: float, steps: int = 200, per_group: int = 4
-) -> Situation:
+    number: int, in_batch: int, fall: float, seed: int, steps: int = 200, per_group: int = 4
+) -> Kinds:
     """All groups have one loss, which falls by a share of itself in the run."""
 
     def loss(step: int, index: Tensor) -> Tensor:
         return torch.full(index.shape, 1 - fall * step / steps, dtype=torch.float64)
 
-    def run(seed: int) -> Kinds:
-        found: Kinds = set()
-        for step, dro, draw in given_losses(
-            seed, number, in_batch, loss, steps, per_group=per_group
-        ):
-            if step in (steps // 5, steps // 2, steps):
-                fresh = torch.empty(number, 20).exponential_(generator=draw).mean(1)
-                means = GroupMeans(
-                    fresh * loss(step, fresh), torch.arange(number), torch.full((number,), 20)
-                )
-                found |= kinds(dro.report(held_out=means)) - {"never-seen"}
-        return found
-
-    return run
+    found: Kinds = set()
+    for step, dro, draw in given_losses(number, in_batch, loss, steps, seed, per_group=per_group):
+        if step in (steps // 5, steps // 2, steps):
+            fresh = torch.empty(number, 20).exponential_(generator=draw).mean(1)
+            means = GroupMeans(
+                fresh * loss(step, fresh), torch.arange(number), torch.full((number,), 20)
+            )
+            found |= kinds(dro.report(held_out=means)) - {"never-seen"}
+    return found
 
 
-def trade_off(rate: float, momentum: float, steps: int = 200, **settings: Any) -> Situation:
+def trade_off(rate: float, momentum: float, seed: int, **settings: Any) -> Kinds:
     """Eight groups that want eight places."""
-
-    def run(seed: int) -> Kinds:
-        draw, model = torch.Generator().manual_seed(seed), Point(4)
-        places = torch.randn(8, 4, generator=draw, dtype=torch.float64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
-        dro = fcco.CVaRGroupDRO(model, optimizer, 8, 0.25, **settings)
-        index = torch.arange(8).repeat_interleave(4)
-        for _ in range(steps):
-            noise = 0.3 * torch.randn(32, 4, generator=draw, dtype=torch.float64)
-            descend(dro, lambda e=noise: (model.w - places[index] + e).square().sum(1) / 2, index)
-        return kinds(dro.report())
-
-    return run
+    draw, model = torch.Generator().manual_seed(seed), Point(4)
+    places = torch.randn(8, 4, generator=draw, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+    dro = fcco.CVaRGroupDRO(model, optimizer, 8, 0.25, **settings)
+    index = torch.arange(8).repeat_interleave(4)
+    for _ in range(200):
+        noise = 0.3 * torch.randn(32, 4, generator=draw, dtype=torch.float64)
+        descend(dro, lambda e=noise: (model.w - places[index] + e).square().sum(1) / 2, index)
+    return kinds(dro.report())
 
 
 def network(
-    optimizer: Callable[..., torch.optim.Optimizer], groups: int, **rate: float
-) -> Situation:
+    optimizer: Callable[..., torch.optim.Optimizer], groups: int, seed: int, **rate: float
+) -> Kinds:
     """A network that learns sixteen kinds of labels, with batches of 64 samples."""
-
-    def run(seed: int) -> Kinds:
-        draw, found = torch.Generator().manual_seed(seed), set[str]()
-        group, x = torch.arange(2000) % 16, torch.randn(2000, 10, generator=draw)
-        tilt = 0.7 * torch.randn(16, 10, generator=draw) + torch.randn(10, generator=draw)
-        y = ((x * tilt[group]).sum(1) + 0.5 * torch.randn(2000, generator=draw) > 0).float()
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
-        dro = fcco.CVaRGroupDRO(model, optimizer(model.parameters(), **rate), 16, 0.15)
-        sampler = fcco.GroupBatchSampler(
-            group, groups_per_batch=groups, per_group=64 // groups, seed=seed
+    draw, found = torch.Generator().manual_seed(seed), set[str]()
+    group, x = torch.arange(2000) % 16, torch.randn(2000, 10, generator=draw)
+    tilt = 0.7 * torch.randn(16, 10, generator=draw) + torch.randn(10, generator=draw)
+    y = ((x * tilt[group]).sum(1) + 0.5 * torch.randn(2000, generator=draw) > 0).float()
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
+    dro = fcco.CVaRGroupDRO(model, optimizer(model.parameters(), **rate), 16, 0.15)
+    sampler = fcco.GroupBatchSampler(
+        group, groups_per_batch=groups, per_group=64 // groups, seed=seed
+    )
+    for step in range(1, 151):
+        rows = sampler.draw()
+        descend(
+            dro,
+            lambda rows=rows: binary_cross_entropy_with_logits(
+                model(x[rows]), y[rows], reduction="none"
+            ),
+            group[rows],
         )
-        for step in range(1, 151):
-            rows = sampler.draw()
-            descend(
-                dro,
-                lambda rows=rows: binary_cross_entropy_with_logits(
-                    model(x[rows]), y[rows], reduction="none"
-                ),
-                group[rows],
-            )
-            if step in (50, 100, 150):
-                found |= kinds(dro.report())
-        return found
-
-    return run
+        if step in (50, 100, 150):
+            found |= kinds(dro.report())
+    return found
 
 
 def limited(
     limits: Any,
     values: Callable[[Tensor], Tensor],
     steps: int,
+    seed: int,
     noise: float = 0.1,
     parameters: int = 1,
     times: Iterable[int] = (),
     goal: float = 1.0,
     with_function: bool = False,
     **settings: Any,
-) -> Situation:
+) -> Kinds:
     """Minimise |w - goal|^2 / 2 under limits of values with noise."""
-    reported = {*times, steps}
+    draw, model, found = torch.Generator().manual_seed(seed), Point(parameters), set[str]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    names = [str(k) for k in range(len(values(model.w)))]
+    named: dict[str, Any] = dict.fromkeys(names, limits)
+    objective = fcco.constrained(model, optimizer, named, **settings)
 
-    def run(seed: int) -> Kinds:
-        draw, model, found = torch.Generator().manual_seed(seed), Point(parameters), set[str]()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        names = [str(k) for k in range(len(values(model.w)))]
-        named: dict[str, Any] = dict.fromkeys(names, limits)
-        objective = fcco.constrained(model, optimizer, named, **settings)
+    def function(e: Tensor) -> Any:
+        parts = values(model.w) + e[1:]
+        return (model.w - goal + e[0]).square().sum() / 2, dict(zip(names, parts, strict=True))
 
-        def function(e: Tensor) -> Any:
-            parts = values(model.w) + e[1:]
-            return (model.w - goal + e[0]).square().sum() / 2, dict(zip(names, parts, strict=True))
-
-        for step in range(1, steps + 1):
-            e = noise * torch.randn(1 + len(names), generator=draw, dtype=torch.float64)
-            descend(objective, lambda e=e: function(e))
-            if step in reported:
-                once = (lambda e=e: function(e)) if with_function else None
-                found |= kinds(objective.report(function=once))
-        return found
-
-    return run
+    for step in range(1, steps + 1):
+        e = noise * torch.randn(1 + len(names), generator=draw, dtype=torch.float64)
+        descend(objective, lambda e=e: function(e))
+        if step in (*times, steps):
+            once = (lambda e=e: function(e)) if with_function else None
+            found |= kinds(objective.report(function=once))
+    return found
 
 
 def overfitted(seed: int) -> Kinds:
@@ -191,20 +174,16 @@ def overfitted(seed: int) -> Kinds:
     def loss(_: int, index: Tensor) -> Tensor:
         return torch.where(index < 2, 0.05, 1.0).double()
 
-    *_, (_, dro, draw) = given_losses(seed, 16, 8, loss, 60)
+    *_, (_, dro, draw) = given_losses(16, 8, loss, 60, seed)
     apart = torch.empty(16, 20).exponential_(generator=draw).mean(1)
     means = GroupMeans(apart, torch.arange(16), torch.full((16,), 20))
     return kinds(dro.report(held_out=means))
 
 
-def last(*arguments: Any, **settings: Any) -> Situation:
+def last(*arguments: Any, **settings: Any) -> Kinds:
     """What is found after the last step of `given_losses`."""
-
-    def run(seed: int) -> Kinds:
-        *_, (_, dro, _) = given_losses(seed, *arguments, **settings)
-        return kinds(dro.report())
-
-    return run
+    *_, (_, dro, _) = given_losses(*arguments, **settings)
+    return kinds(dro.report())
 
 
 def never_drawn(seed: int) -> Kinds:
@@ -227,61 +206,70 @@ def apart(_: int, index: Tensor) -> Tensor:
 
 
 NULL: dict[str, Situation] = {
-    "16 groups, all in a batch, still": equal_groups(16, 16, 0.0),
-    "16 groups, 4 in a batch, learning": equal_groups(16, 4, 0.5, per_group=16),
-    "200 groups, 8 in a batch, learning": equal_groups(200, 8, 0.2),
-    "200 groups, 32 in a batch, still": equal_groups(200, 32, 0.0),
-    "1,000 groups, 8 in a batch, still": equal_groups(1000, 8, 0.0, steps=400),
-    "1,000 groups, 32 in a batch, learning": equal_groups(1000, 32, 0.2, per_group=2),
-    "8 groups that trade off": trade_off(0.02, 0.9),
-    "a network, Adam": network(torch.optim.Adam, 16, lr=0.003),
-    "a network, SGD with momentum": network(torch.optim.SGD, 4, lr=0.03, momentum=0.9),
-    "2 limits": limited(0.7, lambda w: w, 300, parameters=2, times=[200]),
-    "20 limits": limited(0.7, lambda w: w, 200, parameters=20, times=[150]),
-    "200 limits that do not matter": limited(
-        1.5, lambda w: w, 120, parameters=200
-    ),
-}  # fmt: skip
+    "16 groups, all in a batch, still": partial(equal_groups, 16, 16, 0.0),
+    "16 groups, 4 in a batch, learning": partial(equal_groups, 16, 4, 0.5, per_group=16),
+    "200 groups, 8 in a batch, learning": partial(equal_groups, 200, 8, 0.2),
+    "200 groups, 32 in a batch, still": partial(equal_groups, 200, 32, 0.0),
+    "1,000 groups, 8 in a batch, still": partial(equal_groups, 1000, 8, 0.0, steps=400),
+    "1,000 groups, 32 in a batch, learning": partial(equal_groups, 1000, 32, 0.2, per_group=2),
+    "8 groups that trade off": partial(trade_off, 0.02, 0.9),
+    "a network, Adam": partial(network, torch.optim.Adam, 16, lr=0.003),
+    "a network, SGD with momentum": partial(network, torch.optim.SGD, 4, lr=0.03, momentum=0.9),
+    "2 limits": partial(limited, 0.7, lambda w: w, 300, parameters=2, times=[200]),
+    "20 limits": partial(limited, 0.7, lambda w: w, 200, parameters=20, times=[150]),
+    "200 limits that do not matter": partial(limited, 1.5, lambda w: w, 120, parameters=200),
+}
 
+
+def rising(step: int, index: Tensor) -> Tensor:
+    return 1 + 0.05 * step + 0 * index
+
+
+def pair(w: Tensor) -> Tensor:
+    return torch.cat([w, -w])
+
+
+def above(w: Tensor) -> Tensor:
+    return 0.5 + w.square()
+
+
+width = fcco.Width
+large_lr = partial(trade_off, 0.3, 0.9, smoothing=width(0.1))
+penalised = {"method": "sonex", "penalty": 4.0, "smoothing": width(0.1)}
+given = {"noise": 0.02, "goal": 0.0, "with_function": True}
 WRONG: dict[str, tuple[str, Situation]] = {
     "a group that never comes": ("never-seen", never_drawn),
-    "a constant output": ("collapse", last(16, 4, ones, 80, spread=0.01)),
-    "a constant output, two labels": ("collapse", last(16, 4, either_label, 80, spread=0.01)),
-    "a learning rate that is too large": (
-        "swinging", trade_off(0.3, 0.9, smoothing=fcco.Width(0.1)),
+    "a constant output": ("collapse", partial(last, 16, 4, ones, 80, spread=0.01)),
+    "a constant output, two labels": (
+        "collapse",
+        partial(last, 16, 4, either_label, 80, spread=0.01),
     ),
+    "a learning rate that is too large": ("swinging", large_lr),
     "groups learnt by heart": ("overfitted", overfitted),
     "a small gamma while losses move": (
         "estimates-lag",
-        last(200, 16, lambda step, index: 1 + 0.05 * step + 0 * index, 80, gamma=0.05, spread=0.1),
+        partial(last, 200, 16, rising, 80, gamma=0.05, spread=0.1),
     ),
-    "a narrow zone": ("zone-below-noise", last(16, 8, ones, 60, smoothing=fcco.Width(0.02))),
+    "a narrow zone": ("zone-below-noise", partial(last, 16, 8, ones, 60, smoothing=width(0.02))),
     "a wide zone": (
-        "no-group-at-cap", last(16, 8, apart, 60, spread=0.1, smoothing=fcco.Width(20.0)),
+        "no-group-at-cap",
+        partial(last, 16, 8, apart, 60, spread=0.1, smoothing=width(20.0)),
     ),
-    "an impossible limit": (
-        "multiplier-rising", limited(0.2, lambda w: 0.5 + w.square(), 150),
-    ),
-    "an impossible pair": (
-        "multiplier-rising", limited(-0.2, lambda w: torch.cat([w, -w]), 150),
-    ),
+    "an impossible limit": ("multiplier-rising", partial(limited, 0.2, above, 150)),
+    "an impossible pair": ("multiplier-rising", partial(limited, -0.2, pair, 150)),
     "an impossible pair, with the function": (
         "constraints-oppose",
-        limited(
-            -0.2, lambda w: torch.cat([w, -w]), 110, noise=0.02, goal=0.0, with_function=True
-        ),
+        partial(limited, -0.2, pair, 110, **given),
     ),
     "a rate that does not change": (
-        "value-constant", limited(0.5, lambda w: 1 + 0 * w, 110, noise=0.0),
+        "value-constant",
+        partial(limited, 0.5, lambda w: 1 + 0 * w, 110, noise=0.0),
     ),
     "an impossible limit under a penalty": (
         "multiplier-at-cap",
-        limited(
-            0.2, lambda w: 0.5 + w.square(), 110, method="sonex", penalty=4.0,
-            smoothing=fcco.Width(0.1),
-        ),
+        partial(limited, 0.2, above, 110, **penalised),
     ),
-}  # fmt: skip
+}
 
 
 def study(runs: int = 50, only: str = "") -> dict[str, Any]:
@@ -299,28 +287,18 @@ def study(runs: int = 50, only: str = "") -> dict[str, Any]:
     return {"runs": runs, "false alarms": false, "found": found}
 
 
-def run(quick: bool, runs: int = 50, only: str = "") -> dict[str, Any]:
-    """`study`, printed; with 5 runs of each situation if `quick`."""
-    start, result = time.perf_counter(), study(5 if quick else runs, only)
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = command("untuned.alarms", __doc__)
+    parser.add_argument("--only", default="", help="a part of the name of a situation")
+    options = parse(parser, arguments, (5, 50))
+    result = study(options.seeds, options.only)
     for name, shares in result["false alarms"].items():
         good = "MISSED" if max(shares.values(), default=0.0) > FALSE else "met"
         print(f"{good:<7}{name:<42}{shares or 'no false alarm'}")
     for name, row in result["found"].items():
         good = "met" if row["found"] >= FOUND else "MISSED"
         print(f"{good:<7}{name:<42}{row['finding']}: {row['found']:.0%}")
-    return {**result, "seconds": time.perf_counter() - start}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--only", default="", help="a part of the name of a situation")
-    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    result = run(False, options.runs, options.only)
-    if options.json:
-        print(json.dumps(result))
+    publish.conclude(options, "alarms", result)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import fcco
 from studies.constrained.problems import Setting
 from studies.runner import Job
 
+from . import constraints
 from .constraints import Figures
 
 DECADES = (1e-3, 1e-2, 1e-1)
@@ -217,17 +218,13 @@ def _ours(model: nn.Module, optimizer: Any, number: int, ratio: float, **setting
 
 
 def _ooa(
-    model: nn.Module,
-    optimizer: Any,
-    number: int,
-    ratio: float,
-    step: float = 0.01,
-    plain: bool = False,
-) -> Objective:
+    model: nn.Module, optimizer: Any, number: int, ratio: float | None, *,
+    step: float = 0.01, plain: bool = False,
+) -> Objective:  # fmt: skip
     return fcco.methods.ooa(model, optimizer, number, ratio=None if plain else ratio, step=step)
 
 
-def _average(model: nn.Module, optimizer: Any, number: int, ratio: float) -> Objective:
+def _average(*_: Any) -> Objective:
     """The mean of the batch: uniform over groups, or over samples, as batches are drawn."""
     return lambda losses, group: losses().mean()
 
@@ -314,7 +311,9 @@ def train(
 
 
 def run(job: Job) -> Figures:
-    """Train as the job says; the objective is the CVaR at the ratio of its setting."""
+    """Train as the job says, under constraints or over groups: then the objective is the CVaR."""
+    if job.problem not in PROBLEMS:
+        return constraints.run(job)
     torch.set_num_threads(1)
     problem = make(job.problem)
     try:

@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 from fcco_experiments.stats import paired, spread
 
 from studies import publish
-from studies.runner import Job, Runner, available, command, note, parse, tuned
+from studies.runner import Job, Runner, available, command, note, parse, published_runs, tuned
 
-from .methods import METHODS, OURS, Setting, missing
+from .methods import METHODS, OURS, PLAIN, Setting, missing
 from .problems import DATA, load, metrics_of
 from .training import run
 
@@ -62,8 +62,7 @@ def train(some: Sequence[Cell], runner: Runner, seeds: int, quick: bool = False)
 
     def job(cell: Cell, setting: Setting, seed: int) -> Job:
         """A plain loss is trained once for all metrics of its data."""
-        plain = METHODS[cell.metric][cell.method].plain
-        problem = cell.data if plain else f"{cell.data} / {cell.metric}"
+        problem = cell.data if cell.method in PLAIN else f"{cell.data} / {cell.metric}"
         return Job(problem, cell.method, setting, seed, evaluations=QUICK_STEPS if quick else None)
 
     def choose(tried: dict[Cell, list[list[dict[str, Any]]]]) -> dict[Cell, int]:
@@ -75,14 +74,14 @@ def train(some: Sequence[Cell], runner: Runner, seeds: int, quick: bool = False)
             places[cell] = means.index(max(means))
         return places
 
-    grids = {cell: METHODS[cell.metric][cell.method].grid for cell in some}
+    grids = {cell: METHODS[cell.metric][cell.method] for cell in some}
     found = tuned(runner, grids, job, () if quick else TUNING_SEEDS, SEEDS[:seeds], choose)
     return {cell: [each["test"][cell.metric] for each in own] for cell, (_, own) in found.items()}
 
 
 def published() -> Found:
     """All of it, from the published runs."""
-    return train(cells(), Runner(run, dict, 0, publish.runs("xrisk")), 10)
+    return train(cells(), published_runs("xrisk"), 10)
 
 
 def table(found: Found) -> list[list[str]]:
@@ -124,10 +123,6 @@ def short_table(found: Found) -> list[list[str]]:
                 row.append(f"{mark}{spread(found[rival])[0]:.3f}{mark} {name}".rstrip())
             rows.append(row)
     return rows
-
-
-def published_figures() -> dict[str, Any]:
-    return collect(published())
 
 
 def collect(found: Found) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +14,7 @@ from fcco.groups import PositiveBatchSampler
 from studies.runner import Job
 
 from . import methods
-from .problems import METRICS, Part, Problem, load, metrics_of
+from .problems import Part, Problem, figures, load, metrics_of
 
 BATCH = 128
 POSITIVES = 32  # of a batch for the pairwise losses
@@ -68,33 +67,28 @@ def run(job: Job) -> dict[str, Any]:
     data, _, metric = job.problem.partition(" / ")
     problem = load(data, job.seed)
     wanted = [metric] if metric else metrics_of(data)
-    method = methods.METHODS[wanted[0]][job.method]
     found: dict[str, Any] = {"val": {}, "test": {}, "step": {}}
 
     def look(predict: Callable[[Tensor], Tensor], step: int) -> None:
-        ahead, on_test = predict(problem["validation"].x), None
+        ahead, on_test = figures(problem["validation"], predict(problem["validation"].x)), None
         for name in wanted:
-            figure = METRICS[name]
-            value = figure(problem["validation"], ahead) if ahead.isfinite().all() else math.nan
+            value = ahead[name]
             if name not in found["val"] or value > found["val"][name]:
-                on_test = predict(problem["test"].x) if on_test is None else on_test
-                ends = (value, figure(problem["test"], on_test), step)
-                for key, end in zip(("val", "test", "step"), ends, strict=True):
+                on_test = on_test or figures(problem["test"], predict(problem["test"].x))
+                for key, end in (("val", value), ("test", on_test[name]), ("step", step)):
                     found[key][name] = end
 
-    if method.build is None:
+    if job.method == "lambdarank":
         trees(problem["train"], job, look)
     else:
-        train(problem, metric, method, job, job.evaluations or STEPS.get(data, USUAL_STEPS), look)
+        train(problem, metric, job, job.evaluations or STEPS.get(data, USUAL_STEPS), look)
     return found | {"seconds": round(time.perf_counter() - start, 2)}
 
 
-def train(
-    problem: Problem, metric: str, method: methods.Method, job: Job, steps: int, look: Look
-) -> None:
+def train(problem: Problem, metric: str, job: Job, steps: int, look: Look) -> None:
     """Weights and plain batches depend on the seed alone: every X-risk has the same start."""
     torch.manual_seed(job.seed)
-    part = problem["train"]
+    part, plain = problem["train"], job.method in methods.PLAIN
     model = network(part.x.shape[1])
 
     @torch.no_grad()
@@ -104,18 +98,18 @@ def train(
         model.train()
         return found
 
-    assert method.build is not None
     every = max(1, steps // CHECKPOINTS)
-    begin = methods.listwise if part.query is not None else methods.cross_entropy
-    warm = 0 if method.plain else round(WARM * steps)
-    step = begin(model, part, metric, {"lr": WARM_RATE}) if warm else None
+    warm = 0 if plain else round(WARM * steps)
+    begin = "listwise" if part.query is not None else "bce"
+    optimizer, loss = methods.build(begin, model, part, metric, {"lr": WARM_RATE})
     draw = batches(part, True, job.seed)
     for done in range(steps):
         if done == warm:
-            step = method.build(model, part, metric, job.setting)
-            draw = batches(part, method.plain, job.seed)
-        assert step is not None
-        step(next(draw))
+            optimizer, loss = methods.build(job.method, model, part, metric, job.setting)
+            draw = batches(part, plain, job.seed)
+        loss(next(draw)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
         # A checkpoint of the warm start would be one of cross-entropy, the same for every X-risk.
         if (done + 1) % every == 0 and done >= warm:
             look(predict, done + 1)

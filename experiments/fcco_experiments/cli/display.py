@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import textwrap
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import typer
+import click
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -24,8 +23,6 @@ from ..store import Event, clean
 _BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
 _SAY_EVERY = 30.0  # seconds between two plain lines
 _WORDS = {"finished": "finished", "diverged": "diverged", "stopped": "saved", "failed": "FAILED"}
-_BAR = 20
-_OTHERS = _BAR + 18  # columns of bar, percentage, time left and the spaces between them
 
 
 class Display:
@@ -46,22 +43,27 @@ class Display:
         self.console = console or Console(stderr=True)
         self.runs, self.epochs, self.quiet, self.figures = runs, epochs, quiet, figures
         self.live = self.console.is_terminal and not quiet
-        self.done: dict[str, float] = {}
-        self.before: dict[str, float] = {}  # epochs of other processes
+        self.done: dict[str, float] = {}  # epochs of each run
+        self.here = 0.0  # epochs that were trained since this process began
         self.loaded: set[str] = set()
         self.ended, self.said, self.start = 0, time.monotonic(), time.monotonic()
         self.all: TaskID | None = None
         self.lines: dict[str, TaskID] = {}
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=_BAR),
+            BarColumn(bar_width=20),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeRemainingColumn(
                 compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)
             ),
-            TextColumn("{task.fields[figures]}", markup=False),
+            TextColumn(
+                "{task.fields[figures]}",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
             console=self.console,
             disable=not self.live,
+            expand=True,
             speed_estimate_period=3600,  # an epoch may take minutes
         )
 
@@ -85,23 +87,26 @@ class Display:
         """Show what happened."""
         texts = {key: printable(value) for key, value in vars(event).items() if type(value) is str}
         event = replace(event, **texts)
-        self._begin()
-        if event.kind == "loading":
-            self._loading(event.text)
+        whole = self._begin()
+        if event.kind == "loading" and self.live:
+            self.bars.update(whole, figures=f"Loading {event.text}")
+        elif event.kind == "loading" and event.text not in self.loaded:  # each worker loads
+            self.loaded.add(event.text)
+            self._say(f"Loading {event.text} ...")
         elif event.kind == "stopping":
             self._say("Stopping: each run ends its step and saves itself. Ctrl-C again kills.")
         elif event.kind == "note":
             self._say(event.text)
-        else:
+        elif event.kind != "loading":
             self._run(event)
 
     def _run(self, event: Event) -> None:
         over = event.kind in _WORDS
         gone = event.epoch if event.kind in ("started", "progress", "stopped") else self.epochs
         gone *= event.count
+        known = event.kind == "started" or event.text == _BEFORE
+        self.here += 0.0 if known else gone - self.done.get(event.run, 0.0)
         self.done[event.run] = gone
-        if event.kind == "started" or event.text == _BEFORE:
-            self.before[event.run] = gone
         self.ended += event.count * (over and event.kind != "stopped")
         if event.kind == "failed":
             self._say(f"{event.run}: FAILED: {event.text}", always=True)
@@ -115,14 +120,13 @@ class Display:
                 plain_only=event.kind == "finished" and event.count == 1,
             )
         elif time.monotonic() - self.said > _SAY_EVERY:
-            best = f"; {event.text} {self._figures(event.figures)}" if event.text else ""
-            self._say(f"{self._title()}, {self._left()}{best}", plain_only=True)
+            self._say(f"{self._title()}, {self._left()}", plain_only=True)
         if self.live:
-            self._bar(event, over)
+            self._bar(event, over, known)
 
-    def _bar(self, event: Event, over: bool) -> None:
+    def _bar(self, event: Event, over: bool, known: bool) -> None:
         whole, completed = self._begin(), sum(self.done.values())
-        if self.before.get(event.run) and self.done[event.run] == self.before[event.run]:
+        if known:
             self.bars.reset(whole, completed=int(completed))  # a jump says nothing of the speed
         self.bars.update(whole, completed=completed, description=self._title(), figures="")
         line = self.lines.get(event.run)
@@ -135,42 +139,22 @@ class Display:
                 f"  {event.run}", total=float(max(event.epochs, 1)), figures=""
             )
             self.bars.reset(line, completed=int(event.epoch))
-        # What does not fit is left out, so that the time left stays.
-        longest = max(len(task.description) for task in self.bars.tasks)
-        room = self.console.width - longest - _OTHERS
-        text = f"{event.text}  " if event.text else ""
-        figures = text + self._figures(event.figures, room - len(text))
-        self.bars.update(line, completed=event.epoch, figures=figures if room > 0 else "")
+        self.bars.update(line, completed=event.epoch, figures=self._figures(event.figures))
 
-    def _figures(self, figures: Mapping[str, float], room: int = 100) -> str:
-        """The first three figures, or as many as there is room for."""
+    def _figures(self, figures: Mapping[str, float]) -> str:
+        """The first three."""
         keys = figures if self.figures is None else [key for key in self.figures if key in figures]
-        shown = ""
-        for key in itertools.islice(keys, 3):
-            longer = f"{shown}  {key} {figures[key]:.4g}".strip()
-            if len(longer) > room:
-                break
-            shown = longer
-        return shown
+        return "  ".join(f"{key} {figures[key]:.4g}" for key in list(keys)[:3])
 
     def _title(self) -> str:
         return f"{self.ended} of {self.runs} runs"
 
     def _left(self) -> str:
         """Time left, from the epochs that were trained here."""
-        gone = sum(self.done.values())
-        here, left = gone - sum(self.before.values()), self.runs * self.epochs - gone
-        if here <= 0:
+        left = self.runs * self.epochs - sum(self.done.values())
+        if self.here <= 0:
             return "time left not known yet"
-        return f"about {(time.monotonic() - self.start) * left / here / 60:.1f} min left"
-
-    def _loading(self, data: str) -> None:
-        """Said once: each worker loads."""
-        if self.live:
-            self.bars.update(self._begin(), figures=f"Loading {data}")
-        elif data not in self.loaded:
-            self.loaded.add(data)
-            self._say(f"Loading {data} ...")
+        return f"about {(time.monotonic() - self.start) * left / self.here / 60:.1f} min left"
 
     def _say(self, text: str, *, always: bool = False, plain_only: bool = False) -> None:
         if (self.quiet and not always) or (plain_only and self.live):
@@ -221,4 +205,4 @@ class Printer:
     def json(self, value: Any) -> None:
         """The last line on stdout, if asked for."""
         if self.as_json:
-            typer.echo(json.dumps(clean(value)))
+            click.echo(json.dumps(clean(value)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from typer import Argument, Option
+import click
 
 from ..config import ConfigError
 from ..prose import printable
@@ -20,62 +19,67 @@ if TYPE_CHECKING:
 LOSSES = ("log", "error", "squared", "absolute")
 OWN = "the columns"  # losses that the table holds
 
-Loss = Annotated[
-    str | None,
-    Option(
-        metavar="|".join(LOSSES),
-        help="With --label: log loss of scores from 0 to 1 that the label is its second value, 0/1 "
-        "error of predicted labels, or squared or absolute error. Unless given: log for scores, "
-        "error where all predictions are values of the label.",
-    ),
-]
+
+_PATH = click.Path(path_type=Path)
 
 
+@click.argument("old", metavar="OLD")
+@click.argument("new", metavar="NEW")
+@click.option("--data", type=_PATH, required=True, metavar="FILE", help="csv, tsv or parquet.")
+@click.option(
+    "--segments",
+    multiple=True,
+    metavar="A,B,..",
+    help="Columns: each of their values is a segment. COLUMN=VALUE is that one and the rest; cells "
+    "such as `a|b` are in several.",
+)
+@click.option(
+    "--label",
+    metavar="COLUMN",
+    help="OLD and NEW are scores or predictions of it, not losses. COLUMN=VALUE: whether it has "
+    "that value.",
+)
+@click.option(
+    "--loss",
+    metavar="|".join(LOSSES),
+    help="With --label: log loss of scores from 0 to 1 that the label is its second value, 0/1 "
+    "error of predicted labels, or squared or absolute error. Unless given: log for scores, error "
+    "where all predictions are values of the label.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    help="How much worse the mean loss of a segment may be; with --label 0.01 unless given.",
+)
+@click.option("--level", default=0.95, metavar="P", help="How sure all verdicts are; 0.95.")
+@click.option(
+    "--min-rows",
+    type=click.IntRange(min=2),
+    default=20,
+    metavar="N",
+    help="Segments with fewer are not tested; 20.",
+)
+@click.option("--out", type=_PATH, metavar="PAGE.html", help="Write a page with a picture, too.")
+@click.option("--json", "as_json", is_flag=True, help="The verdicts, the last line of stdout.")
+@click.option("--quiet", is_flag=True, help="No table.")
 def gate(
-    old: Annotated[str, Argument(metavar="OLD", help="Column of the old model.")],
-    new: Annotated[str, Argument(metavar="NEW", help="Column of the new model.")],
-    data: Annotated[Path, Option(metavar="FILE", help="A table: csv, tsv or parquet, also .gz.")],
-    segments: Annotated[
-        list[str] | None,
-        Option(
-            metavar="A,B,..",
-            help="Columns: each of their values is a segment. COLUMN=VALUE is that one and the "
-            "rest; cells such as `a|b` are in several.",
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        Option(
-            metavar="COLUMN",
-            help="The columns are scores or predictions of it, not losses. COLUMN=VALUE: whether "
-            "it has that value.",
-        ),
-    ] = None,
-    loss: Loss = None,
-    tolerance: Annotated[
-        float | None,
-        Option(
-            min=0,
-            metavar="X",
-            help="By how much the mean loss of a segment may be worse; with --label 0.01 unless "
-            "given.",
-        ),
-    ] = None,
-    level: Annotated[
-        float, Option(metavar="P", help="How sure all verdicts together are; 0.95 unless given.")
-    ] = 0.95,
-    min_rows: Annotated[
-        int, Option(min=2, metavar="N", help="Segments with fewer are not tested; 20.")
-    ] = 20,
-    out: Annotated[
-        Path | None, Option(metavar="PAGE.html", help="Write a page with a picture, too.")
-    ] = None,
-    as_json: Annotated[
-        bool, Option("--json", help="The verdicts as JSON, the last line of stdout.")
-    ] = False,
-    quiet: Annotated[bool, Option("--quiet", help="No table.")] = False,
+    old: str,
+    new: str,
+    data: Path,
+    segments: Sequence[str],
+    label: str | None,
+    loss: str | None,
+    tolerance: float | None,
+    level: float,
+    min_rows: int,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Test that a new model is not worse than the old one, on all rows and on each segment.
+
+    OLD and NEW are columns of a table.
 
     A segment passes if its mean loss is worse by at most the tolerance, with 95 % for all segments
     together; too few rows are no pass. Use rows that no model was trained or chosen on.
@@ -103,7 +107,7 @@ def gate(
         if len(table.frame) == 0:
             raise ConfigError(f"--data: {data} has no rows.")
         kind, before, after = _losses(table, old, new, label, loss)
-        members = _members(table, segments or [])
+        members = _members(table, segments)
     except WrongData as error:
         hint = "" if label else " (Columns of predictions need --label.)"
         raise ConfigError(f"{error}{hint}") from error
@@ -139,9 +143,8 @@ def gate(
         page = render_gate(found, summary(found), old, new, str(data))
         out.write_text(page, encoding="utf-8")
         printer.line(f"Page: {out}")
-    if as_json:
-        typer.echo(json.dumps(found))
-    raise typer.Exit(0 if certificate.passed else 1)
+    printer.json(found)
+    raise click.exceptions.Exit(0 if certificate.passed else 1)
 
 
 HEADS = ("segment", "rows", "old", "new", "worse by", "at most", "verdict")
@@ -214,7 +217,7 @@ def _losses(
     return "log", surprise[0], surprise[1]
 
 
-def _members(table: Table, segments: list[str]) -> dict[str, np.ndarray]:
+def _members(table: Table, segments: Sequence[str]) -> dict[str, np.ndarray]:
     """The rows of each segment, all rows first."""
     import numpy as np
 

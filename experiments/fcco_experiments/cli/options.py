@@ -1,86 +1,66 @@
-"""Options that several commands share, and keys of the config as options."""
+"""Options that several commands share, keys of the config as options, and their help."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
 import json
 import re
+import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-import typer
-from typer import Argument, Option
-from typer.core import TyperCommand
+import click
 
 from .. import config as configs
 from ..config import ConfigError, did_you_mean
-from ..prose import printable
 
 T = TypeVar("T")
 
 INTERRUPTED = 130  # exit code
-FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Context settings of commands that take any key of the config."""
 COLUMNS = ("label", "group", "overlapping", "text", "image", "features", "split", "files")
 """Keys of `columns`, which are options without the prefix; those of lists take commas."""
 LISTS = ("group", "overlapping", "features")
 TABLES = (".csv", ".tsv", ".parquet")
 
 
-class Command(TyperCommand):
-    """A command whose help lists what the config files have, and whose errors are a few lines."""
+# --- options and their help -----------------------------------------------------------------------
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+
+class _Option(click.Option):
+    """An option whose help names what the config files of the task have."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        return record and (record[0], record[1].format(**_lists(_named_task(ctx))))
+
+
+class Command(click.Command):
+    """A command that takes any key of the config, and lists those of a task in its help."""
+
+    ignore_unknown_options = allow_extra_args = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["words"] = list(args)  # `--help` comes before any of them is understood
         return super().parse_args(ctx, args)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        named = [word for word in ctx.meta["words"] if word in _tasks() or ":" in word]
-        task = named[0] if named and any(each.name == "task" for each in self.params) else None
-        parameters: list[Any] = self.params
-        before = [each.help for each in parameters]
-        for each in parameters:
-            each.help = (each.help or "").format(**_lists(task))
-        super().format_help(ctx, formatter)
-        for each, text in zip(parameters, before, strict=True):
-            each.help = text
-        if task is not None:
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if (task := _named_task(ctx)) is not None:
             from .. import tasks
-            from .keys import listed
 
             with formatter.section(f"Keys of {task}"):
-                formatter.write_dl(list(listed(tasks.get(task).config)), col_max=34)
-        # Metavars and texts say it all: types and ranges of typer are left out.
-        text = re.sub(r"\s+\[x>=\d\]|(?<=\d); x>=\d", "", "".join(formatter.buffer))
-        text = re.sub(r"\{([A-Z]+)\}", r"\1", text)
-        formatter.buffer = [re.sub(r"<(str|path)>", lambda match: " " * len(match[0]), text)]
+                formatter.write_dl(list(_keys(tasks.get(task).config)), col_max=34)
 
-    def invoke(self, ctx: Any) -> Any:
-        from ..run.engine import LoadError
-        from ..store import FolderError
 
-        code = 2
-        try:
-            return super().invoke(ctx)
-        except ConfigError as error:
-            several = [""] if len(error.problems) > 1 else []
-            text, cause = "\n  ".join([*several, *error.problems]), error
-        except FolderError as error:
-            text, cause = str(error), error
-        except LoadError as error:
-            text, cause = f"{error}\n{error.details}".rstrip(), error
-        except OSError as error:
-            if error.filename is None:
-                raise
-            text, cause = f"{error.filename}: {error.strerror}.", error
-        except KeyboardInterrupt as error:
-            text, cause, code = "Interrupted.", error, INTERRUPTED
-        typer.echo(printable(f"Error: {text}"), err=True)
-        raise typer.Exit(code) from cause
+def _named_task(ctx: click.Context) -> str | None:
+    words = ctx.meta.get("words", ())
+    return next((word for word in words if word in _tasks() or ":" in word), None)
 
 
 def _tasks() -> list[str]:
@@ -89,10 +69,14 @@ def _tasks() -> list[str]:
 
 @functools.cache
 def _lists(task: str | None) -> dict[str, str]:
-    """`"adult, compas"`: data sets, settings and grids of a task, or those of each; the tasks."""
+    """`"adult, compas"`: data sets, settings and grids of a task, or those of each."""
     found: dict[str, list[str]] = {"data": [], "settings": [], "grids": []}
     for name in _tasks() if task is None else [task]:
-        folder = _folder(name)
+        folder = configs.CONFIGS / name
+        if ":" in name:  # only a task that is not built in must be imported for its folder
+            from .. import tasks
+
+            folder = configs.folder(tasks.get(name))
         files = {k: v for k, v in configs.settings_in(folder).items() if k != configs.TABLE}
         grids = [
             grid
@@ -102,65 +86,86 @@ def _lists(task: str | None) -> dict[str, str]:
         settings = sorted({name for names in files.values() for name in names})
         for kind, names in (("data", files), ("settings", settings), ("grids", grids)):
             found[kind].append((f"{name}: " if task is None else "") + ", ".join(names))
-    lists = {kind: "; ".join(parts) for kind, parts in found.items()}
-    return lists | {"tasks": ", ".join(_tasks())}
+    return {kind: "; ".join(parts) for kind, parts in found.items()}
 
 
-def _folder(task: str) -> Path:
-    """Of the configs of a task; only one that is not built in must be imported for it."""
-    if ":" not in task:
-        return configs.CONFIGS / task
-    from .. import tasks
-
-    return configs.folder(tasks.get(task))
+_KINDS = {int: "N", float: "X", str: "TEXT", bool: "true|false", tuple: "LIST", dict: "MAPPING"}
 
 
-_OPTIONS: dict[str, tuple[type, str | None, str]] = {
-    "task": (str, "TASK", "The experiment: {tasks}; or module:attribute of your own."),
-    "data": (str, "NAME", "The data set ({data}); or your own table, with --label."),
-    "method": (str, "NAME", "If not the first of the config."),
-    "seed": (int, "N", "Of weights and batches; 0 unless given."),
-    "grid": (str, "NAME", "{grids}; or a YAML file; or --grid.METHOD.KEY '[0.1, 0.01]'."),
-    "limit": (int, "N", "Settings of each method."),
-    "methods": (str, "A,B,..", "Only these methods."),
-    "seeds": (str, "0,1,..", "A run of each method for each; those of the config or grid."),
-    "setting": (str, "NAME", "A variant, if not the usual one ({settings})."),
-    "config": (str, "FILE", "A config of your own, instead of --data."),
-    "quick": (bool, None, "The fast version of the experiment."),
-    "out": (Path, "FOLDER", "For the runs; runs/... unless given."),
-    "resume": (bool, None, "Go on with the runs in the folder."),
-    "overwrite": (bool, None, "Delete the runs in the folder."),
-    "workers": (int, "N", "Processes; one per core, or one on a GPU."),
-    "ray": (str, "ADDRESS", "Train on a Ray cluster; auto for that of this machine."),
-    "fleet": (bool, None, "Train runs together, where the task can, or each alone."),
-    "device": (str, "auto|cpu|cuda", "Where to train; auto unless given."),
-    "chunk": (int, "N", "Runs of a fleet at most; as many as fit."),
-    "tensorboard": (bool, None, "Log for TensorBoard too."),
-    "data_folder": (Path, "FOLDER", "Look for data here first; the same as FCCO_DATA."),
-    "wide": (bool, None, "A table of all headline figures."),
-    "as_json": (bool, None, "The table as JSON, the last line of stdout."),
-    "quiet": (bool, None, "No progress and no table."),
-}
-"""Type, metavar and help of the options that several commands have."""
-_FLAGS = {"as_json": "--json", "fleet": "--fleet/--no-fleet"}
+def _keys(cls: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Keys of a config as `--epochs N`, with their meanings; those of a part after its name."""
+    hints, texts = typing.get_type_hints(cls), _meanings(cls)
+    for name in configs.fields_of(cls):
+        if name in ("data", "columns", "seeds", "methods"):  # which are options of their own
+            continue
+        kind = hints[name]
+        if isinstance(kind, types.UnionType):
+            kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
+        if dataclasses.is_dataclass(kind):
+            yield from _keys(kind, f"{prefix}{name}.")
+            continue
+        words = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        metavar = "|".join(map(str, words)) or _KINDS.get(typing.get_origin(kind) or kind, "VALUE")
+        yield f"--{prefix}{name} {metavar}", texts.get(name, "")
 
 
-def parameters(names: str) -> list[inspect.Parameter]:
-    """Options of the table, as parameters that typer knows."""
-    return [_parameter(name) for name in names.split()]
+def _meanings(cls: type) -> dict[str, str]:
+    """What a class and its bases say of their fields, in `Args` or in a comment on their line."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        told = (inspect.getdoc(base) or "").partition("Args:")[2]
+        for name, text in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", told, re.MULTILINE):
+            found[name] = " ".join(text.split())
+        source = inspect.getsource(base) if dataclasses.is_dataclass(base) else ""
+        found |= re.findall(r"^    (\w+): .*?  # (.+)$", source, re.MULTILINE)
+    return found
 
 
-def _parameter(name: str) -> inspect.Parameter:
-    kind, metavar, text = _OPTIONS[name]
-    given: Any = Option(
-        _FLAGS.get(name, f"--{name.replace('_', '-')}"), metavar=metavar, help=text,
-        min={"seed": 0}.get(name, 1) if kind is int else None,
-    )  # fmt: skip
-    default: Any = False if kind is bool and name != "fleet" else None
-    if name == "task":
-        given, default = Argument(metavar=metavar, help=text), inspect.Parameter.empty
-    hint: Any = Annotated[kind if default is not None else kind | None, given]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+_NUMBER, _PATH = click.IntRange(min=1), click.Path(path_type=Path)
+_OPTIONS: list[click.Parameter] = [
+    click.Argument(["task"]),
+    _Option(["--data"], metavar="NAME",
+            help="The data set ({data}); or your own table, with --label."),
+    _Option(["--method"], metavar="NAME", help="If not the first of the config."),
+    _Option(["--seed"], metavar="N", type=click.IntRange(min=0),
+            help="Of weights and batches; 0 unless given."),
+    _Option(["--grid"], metavar="NAME",
+            help="{grids}; or a YAML file; or --grid.METHOD.KEY '[0.1, 0.01]'."),
+    _Option(["--limit"], metavar="N", type=_NUMBER, help="Settings of each method."),
+    _Option(["--methods"], metavar="A,B,..", help="Only these methods."),
+    _Option(["--seeds"], metavar="0,1,..",
+            help="A run of each method for each; those of the config or grid."),
+    _Option(["--setting"], metavar="NAME", help="A variant, if not the usual one ({settings})."),
+    _Option(["--config"], metavar="FILE", help="A config of your own, instead of --data."),
+    _Option(["--quick"], is_flag=True, help="The fast version of the experiment."),
+    _Option(["--out"], metavar="FOLDER", type=_PATH, help="For the runs; runs/... unless given."),
+    _Option(["--resume"], is_flag=True, help="Go on with the runs in the folder."),
+    _Option(["--overwrite"], is_flag=True, help="Delete the runs in the folder."),
+    _Option(["--workers"], metavar="N", type=_NUMBER,
+            help="Processes; one per core, or one on a GPU."),
+    _Option(["--ray"], metavar="ADDRESS",
+            help="Train on a Ray cluster; auto for that of this machine."),
+    _Option(["--fleet/--no-fleet"], default=None,
+            help="Train runs together, where the task can, or each alone."),
+    _Option(["--device"], metavar="auto|cpu|cuda", help="Where to train; auto unless given."),
+    _Option(["--chunk"], metavar="N", type=_NUMBER,
+            help="Runs of a fleet at most; as many as fit."),
+    _Option(["--tensorboard"], is_flag=True, help="Log for TensorBoard too."),
+    _Option(["--data-folder"], metavar="FOLDER", type=_PATH,
+            help="Look for data here first; the same as FCCO_DATA."),
+    _Option(["--wide"], is_flag=True, help="A table of all headline figures."),
+    _Option(["--json", "as_json"], is_flag=True, help="The table, the last line of stdout."),
+    _Option(["--quiet"], is_flag=True, help="No progress and no table."),
+]  # fmt: skip
+
+
+def options(names: str) -> list[click.Parameter]:
+    """Those that a command shares with others, in its own order."""
+    known = {each.name: each for each in _OPTIONS}
+    return [known[name] for name in names.split()]
+
+
+# --- what they ask for ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -178,7 +183,7 @@ class Request:
         return Path("runs") / "-".join(parts) if out is None else out
 
 
-def extras(context: typer.Context) -> list[tuple[str, str]]:
+def extras(context: click.Context) -> list[tuple[str, str]]:
     """What is left on the command line, as pairs: `--key value`, `--key=value`, `key=value`."""
     if (task := context.params["task"]).startswith("-"):
         raise ConfigError(f"Name the task first: fcco COMMAND TASK {task} ...")
@@ -196,7 +201,7 @@ def extras(context: typer.Context) -> list[tuple[str, str]]:
     return pairs
 
 
-def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = None) -> Request:
+def resolve(context: click.Context, pairs: Sequence[tuple[str, str]] | None = None) -> Request:
     """The config that a command asks for; a command with an option `method` is for a single run.
 
     `pairs` are keys and values of the config, those of the context unless given.
@@ -224,21 +229,24 @@ def resolve(context: typer.Context, pairs: Sequence[tuple[str, str]] | None = No
         pick(methods, method)
     overrides = list(_overrides(task, keys, method))
     if table and given["config"] is None:
-        _check_table(str(data), overrides)
+        if not any(override.startswith("columns.label=") for override in overrides):
+            raise ConfigError(
+                f"--data {data} is a table: say which column is the label with --label COLUMN."
+            )
+        if not Path(str(data)).is_file():
+            raise ConfigError(f"--data: there is no file {data}.")
     if table or (data is not None and given["config"] is not None):
         overrides.append(f"data={json.dumps(data)}")
     config = configs.load(task, name, quick=quick, overrides=overrides)
     if method is not None:
-        config = replace(
-            config, methods={method: config.methods[method]}, seeds=(given["seed"] or 0,)
-        )
-    if "grid" in given:  # methods and seeds of a sweep are those of its grid
-        return Request(task, config, folder, quick)
-    if given["methods"] is not None:
-        config = replace(config, methods=pick(config.methods, given["methods"]))
-    if given["seeds"] is not None:
-        seeds = numbers("--seeds", given["seeds"])
-        config = configs.changed(config, configs.COMMAND_LINE, seeds=seeds)
+        one = {method: config.methods[method]}
+        config = replace(config, methods=one, seeds=(given["seed"] or 0,))
+    if "grid" not in given:  # methods and seeds of a sweep are those of its grid
+        if given["methods"] is not None:
+            config = replace(config, methods=pick(config.methods, given["methods"]))
+        if given["seeds"] is not None:
+            seeds = numbers("--seeds", given["seeds"])
+            config = configs.changed(config, configs.COMMAND_LINE, seeds=seeds)
     return Request(task, config, folder, quick)
 
 
@@ -252,15 +260,6 @@ def _check_data(task: Any, data: str | None) -> None:
         raise ConfigError(f"There is no data set `{data}` for {task.name}{hint} {there}")
 
 
-def _check_table(data: str, overrides: Sequence[str]) -> None:
-    if not any(override.startswith("columns.label=") for override in overrides):
-        raise ConfigError(
-            f"--data {data} is a table: say which column is the label with --label COLUMN."
-        )
-    if not Path(data).is_file():
-        raise ConfigError(f"--data: there is no file {data}.")
-
-
 def _overrides(task: Any, keys: Sequence[tuple[str, str]], method: str | None) -> Iterator[str]:
     """`key=value` each: `label` is `columns.label`, `lr` of one method is `methods.NAME.lr`."""
     from ..task import Method
@@ -270,28 +269,26 @@ def _overrides(task: Any, keys: Sequence[tuple[str, str]], method: str | None) -
     for key, value in keys:
         first, dot, rest = key.partition(".")
         word = first.replace("-", "_")
-        if word in fields:
-            yield f"{key}={value}"
-        elif key in LISTS:  # may be given several times
+        if key in LISTS and word not in fields:  # may be given several times
             lists[key] = lists.get(key, []) + _split(value)
             yield f"columns.{key}={json.dumps(lists[key])}"
-        elif key in COLUMNS:  # names of columns are texts, whatever they look like in YAML
+        elif key in COLUMNS and word not in fields:  # names of columns are texts
             yield f"columns.{key}={json.dumps(value)}"
-        elif method is not None and word in configs.fields_of(Method):
+        elif method is not None and word in configs.fields_of(Method) and word not in fields:
             yield f"methods.{method}.{word}{dot}{rest}={value}"
         else:
             yield f"{key}={value}"
 
 
-def _refuse_options(context: typer.Context, keys: Sequence[str], fields: Sequence[str]) -> None:
+def _refuse_options(context: click.Context, keys: Sequence[str], fields: Sequence[str]) -> None:
     """An option with a typing error is not a key of the config."""
-    options = [name for each in context.command.params for name in each.opts if name[:2] == "--"]
-    known = [*options, *(f"--{name}" for name in COLUMNS)]
+    there = [name for each in context.command.params for name in each.opts if name[:2] == "--"]
+    known = [*there, *(f"--{name}" for name in COLUMNS)]
     for key in keys:
         option = f"--{key}"
         if "." in key or key.replace("-", "_") in fields or key in COLUMNS:
             continue
-        if option in options:
+        if option in there:
             raise ConfigError(f"`{option}` needs no value here, or stands twice.")
         if close := difflib.get_close_matches(option, known, n=1, cutoff=0.8):
             raise ConfigError(f"There is no option `{option}`; did you mean `{close[0]}`?")
@@ -325,21 +322,17 @@ def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
 
     `device` is that of fleets, None where it is a key of the config.
     """
+    from ..run.fleets import Fleets
+
     reasons = {
         f"the task {task.name} cannot train runs together": not task.fleets,
         "a fleet has no curves for --tensorboard": given["tensorboard"],
         "--no-fleet was given": given["fleet"] is False,
     }
     reason = next((text for text, applies in reasons.items() if applies), None)
-    for option, value in (
-        ("--fleet", given["fleet"]), ("--chunk", given["chunk"]), ("--device", device)
-    ):  # fmt: skip
-        if reason is not None and value:
-            raise ConfigError(f"{option} is for fleets of runs, but {reason}.")
+    asked = {"--fleet": given["fleet"], "--chunk": given["chunk"], "--device": device}
+    for option in (name for name, value in asked.items() if value and reason is not None):
+        raise ConfigError(f"{option} is for fleets of runs, but {reason}.")
     if device not in (None, "auto", "cpu", "cuda"):
         raise ConfigError(f"--device must be auto, cpu or cuda but is: {device}.")
-    if reason is not None:
-        return None
-    from ..run.fleets import Fleets
-
-    return Fleets(device or "auto", given["chunk"])
+    return None if reason is not None else Fleets(device or "auto", given["chunk"])

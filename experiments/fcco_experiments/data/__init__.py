@@ -13,7 +13,7 @@ Example:
 """
 
 from ..task import Columns
-from .cards import Card, card, fetch, load, load_grouped, load_two_groups, look, names
+from .cards import Card, card, fetch, load, load_grouped, look, names
 from .grouped import FairnessData, GroupedData, GroupedPart, Part, arrays
 from .samples import ImageFiles, Samples, Vectors
 from .sources import Copy, DataFile, MissingData, Progress, Sighting, WrongData
@@ -41,7 +41,6 @@ __all__ = [
     "is_table",
     "load",
     "load_grouped",
-    "load_two_groups",
     "look",
     "names",
     "read_table",

@@ -28,42 +28,26 @@ GENERATED: dict[str, Callable[..., GroupedData]] = {
 class Card:
     """A file of the folder `cards`: what is known about a data set.
 
-    Args:
-        title: what it is, in a few words.
-        rows: how many there are, in words.
-        licence: who may do what with it.
-        citation: whom to cite.
-        kind: `"fairness"`: features, a binary label and two groups; or `"groups"`.
-        copies: any one of them will do; generated data have none.
-        columns: of the table.
-        values: of columns: their values in order, and how each is called.
-        classes: that are read unless others are asked for; all where there are none.
-        reported: columns of the groups whose accuracies are reported.
-        by_user: see `table.grouped`.
-        whole_groups: see `table.grouped`.
-        near: see `table.grouped`.
-        summary: see `GroupedData`.
-        words: for reports, by the name of a task: `title`, what `asks` a sample, its `groups`, and
-            `notes`.
-        name: of the file.
+    The fields without a comment are options of `table.grouped`.
     """
 
-    title: str
-    rows: str
-    licence: str
-    citation: str
-    kind: Literal["fairness", "groups"] = "groups"
-    copies: tuple[Copy, ...] = ()
+    title: str  # what it is, in a few words
+    rows: str  # how many there are, in words
+    licence: str  # who may do what with it
+    citation: str  # whom to cite
+    copies: tuple[Copy, ...] = ()  # any one of them will do; generated data have none
     columns: Columns = field(default_factory=Columns)
+    # Of columns: their values in order, and how each is called.
     values: dict[str, dict[str, str]] = field(default_factory=dict)
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # unless others are asked for
     reported: tuple[str, ...] = ()
     by_user: bool = False
     whole_groups: bool = False
     near: float | None = None
     summary: Literal["worst", "tenth"] = "worst"
+    # For reports, by the name of a task: `title`, what `asks` a sample, its `groups`, and `notes`.
     words: dict[str, dict[str, str]] = field(default_factory=dict)
-    name: str = ""
+    name: str = ""  # of the file
 
 
 FOLDER = Path(__file__).parent / "cards"
@@ -92,7 +76,9 @@ def card(name: str) -> Card:
 def load(
     data: str | os.PathLike[str], folder: Place = None, *, seed: int = 0, **options: Any
 ) -> FairnessData:
-    """`load_two_groups` as arrays, split by a seed, which draws generated data, too.
+    """`load_grouped` for a binary label and two groups, as arrays.
+
+    The seed splits, and draws generated data, too.
 
     Example:
         >>> load("synthetic", rows=500).group_names
@@ -100,54 +86,7 @@ def load(
     """
     if not table.is_table(data) and not card(str(data)).copies:
         options["seed"] = seed
-    return arrays(load_two_groups(data, folder, **options), seed)
-
-
-def load_two_groups(
-    data: str | os.PathLike[str],
-    folder: Place = None,
-    *,
-    columns: Columns | None = None,
-    download: bool = True,
-    progress: Progress | None = None,
-    **options: Any,
-) -> GroupedData:
-    """A data set by its name, or a table, as features with a binary label and two groups.
-
-    Files are taken from the first of these places that has them with the right checksum: `folder`,
-    the folder that the environment variable `FCCO_DATA` names, the cache; then, with `download`,
-    from the network.
-
-    Args:
-        data: name of a card, or the path of a table.
-        folder: where to look first.
-        columns: of a table.
-        download: fetch what is not on this machine and keep it in the cache.
-        progress: is told about downloads.
-        options: `validation`, the share of the training rows that a seed sets aside; of generated
-            data those of their function.
-
-    Raises:
-        MissingData: when a file is nowhere; it lists every place and why it failed.
-        WrongData: when a file is there, but is not what it should be.
-    """
-    if table.is_table(data):
-        columns = columns or Columns()
-        return table.two_groups(str(data), table.read_table(data, columns), columns, {}, **options)
-    own = _known(data, "fairness", "two groups of people")
-    if not own.copies:
-        return GENERATED[own.name](**options)
-    read = _read(own, folder, download, progress)
-    return table.two_groups(own.name, read, own.columns, own.values, **options)
-
-
-def _known(data: str | os.PathLike[str], kind: str, what: str) -> Card:
-    """The card of a data set of that kind."""
-    own = card(str(data))
-    if own.kind != kind:
-        there = ", ".join(name for name in names() if card(name).kind == kind)
-        raise WrongData(f"`{data}` has no {what}; these have: {there}; or give a table.")
-    return own
+    return arrays(load_grouped(data, folder, **{"validation": 0.2, **options}), seed)
 
 
 def _read(own: Card, folder: Place, download: bool, progress: Progress | None) -> table.Table:
@@ -168,9 +107,23 @@ def load_grouped(
 ) -> GroupedData:
     """A data set by its name, or a table, as samples in groups.
 
-    `size` is the height and width that the images of a table are given, `label` another column of a
-    card's table, whose classes are then the groups. The other arguments are those of
-    `load_two_groups`, with the options of `table.grouped`.
+    Files are taken from the first of these places that has them with the right checksum: `folder`,
+    the folder that the environment variable `FCCO_DATA` names, the cache; then, with `download`,
+    from the network.
+
+    Args:
+        data: name of a card, or the path of a table.
+        folder: where to look first.
+        columns: of a table.
+        size: height and width that the images of a table are given.
+        label: another column of a card's table; its classes are the groups.
+        download: fetch what is not on this machine and keep it in the cache.
+        progress: is told about downloads.
+        options: of `table.grouped`; of generated data those of their function.
+
+    Raises:
+        MissingData: when a file is nowhere; it lists every place and why it failed.
+        WrongData: when a file is there, but is not what it should be.
 
     Example:
         >>> load_grouped("grouped-synthetic", groups=4).kind
@@ -180,7 +133,7 @@ def load_grouped(
         columns = columns or Columns()
         read = table.read_table(data, columns, (size[0], size[1]))
         return table.grouped(str(data), read, columns, {}, **options)
-    own = _known(data, "groups", "groups of samples")
+    own = card(str(data))
     if not own.copies:
         return GENERATED[own.name](**options)
     read = _read(own, folder, download, progress)

@@ -20,27 +20,20 @@ TRAIN, VALIDATION, TEST = range(3)
 
 @dataclass(frozen=True)
 class GroupedPart:
-    """Training, validation or test data: rows of the samples with their labels and groups.
+    """Training, validation or test data: M rows of the samples with their labels and groups."""
 
-    Attributes:
-        rows: places in the samples, (M,).
-        label: class of each row, (M,).
-        group: id of each row, (M,), or of each membership where groups overlap, (K,); every id from
-            0 to the largest occurs.
-        group_names: by id.
-        reported: id of the group that each row counts in where accuracies are reported, (M,).
-            These are groups large enough for an accuracy to mean something.
-        reported_names: by id.
-        member: place of each membership in `rows`, (K,), where these may be in several groups or
-            in none; None where each is in one.
-    """
-
-    rows: Tensor
-    label: Tensor
+    rows: Tensor  # places in the samples, (M,)
+    label: Tensor  # class of each row, (M,)
+    # Id of each row, (M,), or of each membership where groups overlap, (K,); every id from 0 to the
+    # largest occurs.
     group: Tensor
-    group_names: tuple[str, ...]
+    group_names: tuple[str, ...]  # by id
+    # Id of the group that each row counts in where accuracies are reported, (M,): groups large
+    # enough for an accuracy to mean something.
     reported: Tensor
-    reported_names: tuple[str, ...]
+    reported_names: tuple[str, ...]  # by id
+    # Place of each membership in `rows`, (K,), where these may be in several groups or in none;
+    # None where each is in one.
     member: Tensor | None = None
 
     def __len__(self) -> int:
@@ -60,30 +53,19 @@ class GroupedPart:
 
 @dataclass(frozen=True)
 class GroupedData:
-    """A data set with groups.
-
-    Attributes:
-        name: of the data set.
-        kind: what the samples are.
-        samples: all of them.
-        class_names: of the labels.
-        cut: from a seed to the parts. Data sets with official parts give the same for each seed.
-        fingerprint: changes when the data do.
-        summary: how the accuracies of the reported groups become one figure: the `"worst"`, or the
-            `"tenth"` percentile as Amazon-WILDS has it.
-        inputs: changes when the samples do, but not with their labels; empty where unknown.
-        feature_names: of the columns of vectors, where known; `column=value` for a category.
-    """
+    """A data set with groups."""
 
     name: str
-    kind: Literal["image", "text", "vector"]
-    samples: Samples
-    class_names: tuple[str, ...]
-    cut: Callable[[int], Mapping[str, GroupedPart]]
-    fingerprint: str
+    kind: Literal["image", "text", "vector"]  # of the samples
+    samples: Samples  # all of them
+    class_names: tuple[str, ...]  # of the labels
+    cut: Callable[[int], Mapping[str, GroupedPart]]  # from a seed to the parts
+    fingerprint: str  # changes when the data do
+    # How the accuracies of the reported groups become one figure: the worst, or the tenth
+    # percentile as Amazon-WILDS has it.
     summary: Literal["worst", "tenth"] = "worst"
-    inputs: str = ""
-    feature_names: tuple[str, ...] = ()
+    inputs: str = ""  # changes when the samples do, but not with their labels; empty where unknown
+    feature_names: tuple[str, ...] = ()  # of the columns of vectors; `column=value` for a category
 
 
 def part(
@@ -156,19 +138,13 @@ def cut_within_groups(
 
 @dataclass(frozen=True, eq=False)
 class Cut(abc.ABC):
-    """From a seed to parts.
+    """From a seed to parts."""
 
-    Args:
-        label: of all samples.
-        group: of all samples.
-        group_names: by id.
-        split: place in `PARTS` of each sample, or of each group where these stay whole; unless
-            given, the seed draws it.
-    """
-
-    label: Tensor
-    group: Tensor
-    group_names: tuple[str, ...]
+    label: Tensor  # of all samples
+    group: Tensor  # of all samples
+    group_names: tuple[str, ...]  # by id
+    # Place in `PARTS` of each sample, or of each group where these stay whole; unless given, the
+    # seed draws it.
     split: Tensor | None = None
 
     @abc.abstractmethod
@@ -191,18 +167,13 @@ class WithinGroups(Cut):
     """Each group is cut by the seed.
 
     A split without validation samples leaves a tenth of the training samples of each group to them.
-
-    Args:
-        reported: group of each sample where accuracies are reported; the same unless given.
-        reported_names: by id.
-        shares: of training, validation and test data.
-        members: which samples are in which group, (N, n), where groups overlap; `group` is then
-            what is cut, see `rarest_group`.
     """
 
-    reported: Tensor | None = None
+    reported: Tensor | None = None  # see `GroupedPart`; the same as `group` unless given
     reported_names: tuple[str, ...] = ()
-    shares: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    shares: tuple[float, float, float] = (0.8, 0.1, 0.1)  # of training, validation and test data
+    # Which samples are in which group, (N, n), where groups overlap; `group` is then what is cut,
+    # see `rarest_group`.
     members: Tensor | None = None
 
     def __call__(self, seed: int) -> dict[str, GroupedPart]:
@@ -236,12 +207,9 @@ class ByUser(Cut):
     order, until they have as many as that; what is left over joins the last pool. Unless there is a
     split, the seed shuffles the users with at least `FEWEST` samples and cuts them 60:20:20; of the
     others one half goes to validation, the other half to test data.
-
-    Args:
-        counts: how many samples each user has; they may be more than are kept here.
     """
 
-    counts: Tensor = field(kw_only=True)
+    counts: Tensor = field(kw_only=True)  # samples of each user; may be more than are kept here
 
     def __call__(self, seed: int) -> dict[str, GroupedPart]:
         generator = torch.Generator().manual_seed(seed)
@@ -338,13 +306,9 @@ class WithinCells(Cut):
     """Parts have the same share of each cell 2 group + label, of groups and labels 0 and 1.
 
     Unless there is a split, the seed takes a fifth for tests. None of the parts is empty.
-
-    Args:
-        validation: share of the training samples that the seed sets aside, where no sample is for
-            validation.
     """
 
-    validation: float = 0.2
+    validation: float = 0.2  # share of the training samples, where no sample is for validation
 
     def __call__(self, seed: int) -> dict[str, GroupedPart]:
         cell = (2 * self.group + self.label).numpy()
@@ -408,17 +372,11 @@ def kept(group: Tensor, limit: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Rows of a data set.
+    """Rows of a data set."""
 
-    Args:
-        features: (n, d) numbers.
-        label: (n,) of 0 and 1, int64.
-        group: (n,) of 0 and 1, int64.
-    """
-
-    features: np.ndarray
-    label: np.ndarray
-    group: np.ndarray
+    features: np.ndarray  # (n, d)
+    label: np.ndarray  # (n,) of 0 and 1, int64
+    group: np.ndarray  # (n,) of 0 and 1, int64
 
     def __len__(self) -> int:
         return len(self.label)
@@ -426,25 +384,14 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class FairnessData:
-    """A data set with one binary label and two groups, split by a seed.
+    """A data set with one binary label and two groups, split by a seed."""
 
-    Args:
-        name: of the data set.
-        train: rows to train on.
-        validation: rows for choices; `None` when no share was set aside.
-        test: rows for the last figures.
-        feature_names: one for each column; `column=value` for a category.
-        group_names: of group 0 and of group 1.
-        fingerprint: sha256 of all the arrays, to recognise the data that a checkpoint belongs to.
-    """
-
-    name: str
     train: Part
-    validation: Part | None
+    validation: Part | None  # None when no share was set aside
     test: Part
-    feature_names: tuple[str, ...]
-    group_names: tuple[str, str]
-    fingerprint: str
+    feature_names: tuple[str, ...]  # one for each column; `column=value` for a category
+    group_names: tuple[str, str]  # of group 0 and of group 1
+    fingerprint: str  # of all the arrays
 
     def parts(self) -> dict[str, Part]:
         """The parts that there are, by name."""
@@ -482,6 +429,6 @@ def arrays(data: GroupedData, seed: int) -> FairnessData:
     mark = digest(*(part for array in every for part in (array.shape, array.tobytes())))
     names, (first, second) = data.feature_names, cut["train"].group_names
     return FairnessData(
-        data.name, parts["train"], parts.get("validation"), parts["test"],
+        parts["train"], parts.get("validation"), parts["test"],
         tuple(names[k] for k in columns), (first, second), mark,
     )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .sources import WrongData
+from .sources import Progress, WrongData
 
 
 class Samples(Protocol):
@@ -29,15 +28,29 @@ class Samples(Protocol):
         ...
 
 
+def optional(module: str, extra: str) -> Any:
+    """Import a module that an extra brings, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"This needs {error.name}: pip install './experiments[{extra}]'."
+        ) from error
+
+
+def in_turn(samples: Samples, what: str, progress: Progress | None) -> Iterator[Any]:
+    """One sample after the other; tells every now and then how many are done."""
+    for row in range(len(samples)):
+        yield samples[row]
+        if progress is not None and (row % 256 == 0 or row + 1 == len(samples)):
+            progress(what, row + 1, len(samples))
+
+
 @dataclass(frozen=True)
 class Vectors:
-    """Samples that are rows of a tensor in memory: vectors, token ids, or decoded images.
+    """Samples that are rows of a tensor in memory: vectors, token ids, or decoded images."""
 
-    Args:
-        values: (N, ...).
-    """
-
-    values: Tensor
+    values: Tensor  # (N, ...)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -50,26 +63,6 @@ class Vectors:
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # others, as EPS, would start other programs
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-
-
-def source_of(files: Path | Mapping[str, bytes], name: str) -> Path | bytes:
-    """An image in a folder, or among the files of an archive."""
-    return files / name if isinstance(files, Path) else files[name]
-
-
-@contextmanager
-def opened_image(source: Path | bytes, name: str) -> Iterator[Any]:
-    """An image whose pixels are not decoded yet; what fails inside names the image."""
-    from PIL import Image
-
-    try:
-        stream = io.BytesIO(source) if isinstance(source, bytes) else source
-        with Image.open(stream, formats=FORMATS) as image:
-            yield image
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise WrongData(
-            f"The image {name} cannot be decoded ({', '.join(FORMATS)} are read): {error}."
-        ) from error
 
 
 def decode(
@@ -89,13 +82,19 @@ def decode(
     """
     from PIL import Image, ImageOps
 
-    with opened_image(source, name) as image:
-        if fit and size is not None:
-            upright = ImageOps.exif_transpose(image).convert("RGB")
-            fitted = ImageOps.fit(upright, (size[1], size[0]), Image.Resampling.BICUBIC)
-            pixels = np.array(fitted)
-        else:
-            pixels = np.array(image.convert("RGB"))
+    try:
+        stream = io.BytesIO(source) if isinstance(source, bytes) else source
+        with Image.open(stream, formats=FORMATS) as image:
+            if fit and size is not None:
+                upright = ImageOps.exif_transpose(image).convert("RGB")
+                fitted = ImageOps.fit(upright, (size[1], size[0]), Image.Resampling.BICUBIC)
+                pixels = np.array(fitted)
+            else:
+                pixels = np.array(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise WrongData(
+            f"The image {name} cannot be decoded ({', '.join(FORMATS)} are read): {error}."
+        ) from error
     if size is not None and pixels.shape[:2] != size:
         raise WrongData(
             f"The image {name} must have the size of the others, {size[1]} x {size[0]}, but has "
@@ -106,19 +105,12 @@ def decode(
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Samples that are image files, decoded whenever a row is read.
+    """Samples that are image files, decoded whenever a row is read."""
 
-    Args:
-        folder: of all files.
-        names: paths inside it, by row.
-        size: height and width of all.
-        fit: scale and cut images of other sizes, see `decode`; otherwise they are refused.
-    """
-
-    folder: str
-    names: tuple[str, ...]
-    size: tuple[int, int]
-    fit: bool = False
+    folder: str  # of all files
+    names: tuple[str, ...]  # paths inside it, by row
+    size: tuple[int, int]  # height and width of all
+    fit: bool = False  # scale and cut images of other sizes, see `decode`, instead of refusing them
 
     def __len__(self) -> int:
         return len(self.names)
@@ -138,7 +130,8 @@ def image_samples(
         names: paths, by row.
         size: height and width that they are given; unless given, all must have that of the first.
     """
-    high, wide = size or decode(source_of(files, names[0]), names[0]).shape[1:]
+    first = files / names[0] if isinstance(files, Path) else files[names[0]]
+    high, wide = size or decode(first, names[0]).shape[1:]
     fit = size is not None
     if isinstance(files, Path):
         return ImageFiles(str(files), tuple(names), (high, wide), fit)
@@ -198,13 +191,8 @@ def distinct_rows(images: Samples, tolerance: float) -> Tensor:
 
 
 def rdkit_module(name: str) -> Any:
-    """Import a module of rdkit, or say how to install it."""
-    try:
-        return importlib.import_module(f"rdkit.{name}")
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"Molecules need {error.name}: pip install './experiments[molecules]'."
-        ) from error
+    """A module of rdkit."""
+    return optional(f"rdkit.{name}", "molecules")
 
 
 def molecule(smiles: str) -> Any:
@@ -240,21 +228,12 @@ def scaffold(smiles: str) -> str:
     return chem.MolToSmiles(found, isomericSmiles=False)
 
 
-def scaffold_split(
-    scaffolds: Sequence[str], shares: tuple[float, float] = (0.8, 0.1)
-) -> np.ndarray:
+def scaffold_split(scaffolds: Sequence[str]) -> np.ndarray:
     """Parts that share no scaffold: 0 to train on, 1 for validation, 2 for tests.
 
     The sets of molecules with one scaffold, the largest first (of equal ones, that whose first
     molecule comes last), go to the training data while these have room, then to validation, the
-    rest to the test data, as in MoleculeNet.
-
-    Args:
-        scaffolds: of each molecule.
-        shares: of training and validation data; the rest is test data.
-
-    References:
-        Wu et al. (2018), MoleculeNet: a benchmark for molecular machine learning.
+    rest to the test data, as in MoleculeNet (Wu et al., 2018).
 
     Example:
         >>> scaffold_split(["a"] * 8 + ["b", "c"]).tolist()
@@ -263,6 +242,7 @@ def scaffold_split(
     sets: dict[str, list[int]] = {}
     for row, name in enumerate(scaffolds):
         sets.setdefault(name, []).append(row)
+    shares = 0.8, 0.1
     room = [shares[0] * len(scaffolds), sum(shares) * len(scaffolds)]
     split, sizes = np.full(len(scaffolds), 2), [0, 0]
     for rows in sorted(sets.values(), key=lambda rows: (len(rows), rows[0]), reverse=True):

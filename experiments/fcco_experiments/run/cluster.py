@@ -100,13 +100,7 @@ class Cluster:
         return {"auto": there, "cuda": max(there, 1)}.get(device, 0)
 
     def run(self, jobs: Sequence[Job], tell: Tell, stop: Stop) -> list[Outcome]:
-        """The outcomes of the jobs that were begun.
-
-        Args:
-            jobs: of one experiment.
-            tell: called with each event, in this process.
-            stop: when true, jobs under way save themselves and end.
-        """
+        """The outcomes of the jobs that were begun; on `stop` those under way save themselves."""
         ray = self.ray
         if any(job.device == "cuda" for job in jobs) and not self.gpus("auto"):
             tell(Event("note", "", text="The cluster has no GPU now; the runs wait for one."))
@@ -183,7 +177,9 @@ def _do(number: int, here: _Here) -> list[Outcome]:
                 problem = fetch(like, lambda *download: None)
                 _loaded.append(problem or load(like, link.tell))
             except LoadError as error:
-                raise LoadError(f"{error} (on {socket.gethostname()})", error.details) from error
+                raise LoadError(
+                    f"{error.args[0]} (on {socket.gethostname()})", *error.args[1:]
+                ) from error
         return job.do(_loaded[0], link.tell, link.stop)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
+import random
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -20,10 +21,9 @@ from torch.utils._pytree import tree_map_only
 from fcco import NonFiniteValue
 
 from .. import environment, store, tasks
-from ..config import dump, plain
+from ..config import UserError, dump, plain
 from ..store import FAILURE, Event, FolderError, Kind, Outcome, RunSpec
 from ..task import Experiment, FleetTraining, Problem, Progress, Row, Task, Training
-from . import checkpoint
 
 Tell = Callable[[Event], None]
 Stop = Callable[[], bool]
@@ -34,15 +34,11 @@ _TELL_EVERY = 0.2  # seconds between two progress events of a run
 # --- what one process does at a time --------------------------------------------------------------
 
 
-class LoadError(Exception):
-    """The data of a task cannot be loaded; `details` is a traceback, where one is needed."""
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message, details)
-        self.details = details
+class LoadError(UserError):
+    """The data of a task cannot be loaded: a message, and a traceback where one is needed."""
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return "\n".join(filter(None, self.args))
 
 
 def load(spec: RunSpec, tell: Tell) -> Problem:
@@ -68,6 +64,17 @@ def _loading() -> Iterator[None]:
         clear = ours or isinstance(error, (OSError, ValueError))
         text = str(error) or type(error).__name__
         raise LoadError(text, "" if clear else traceback.format_exc()) from error
+
+
+@contextlib.contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Inside, torch uses so many. A run uses one, because another number may round differently."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,6 @@ class Job(ABC):
 class Run(Job):
     """One run."""
 
-    resume: bool = False
     tensorboard: bool = False
 
     @property
@@ -119,27 +125,16 @@ class Run(Job):
         folder = spec.folder(self.out)
         try:
             (folder / FAILURE).unlink(missing_ok=True)
-            options: dict[str, Any] = {"resume": self.resume, "tensorboard": self.tensorboard}
-            return [train(spec, folder, problem, stop=stop, on_event=tell, **options)]
+            board = self.tensorboard
+            return [train(spec, folder, problem, stop=stop, on_event=tell, tensorboard=board)]
         except Exception as error:
             return self.raised(error, folder / FAILURE, tell)
 
 
-def finished_result(spec: RunSpec, folder: Path, *, resume: bool) -> dict[str, Any] | None:
-    """The result of a finished run; refuses a folder that cannot be used, and changes nothing."""
-    if not store.has_run(folder):
-        return None
-    if not resume:
-        raise FolderError(
-            f"{folder} has a run already. Go on with it: --resume. Delete it and start anew: "
-            "--overwrite."
-        )
-    saved = store.read_spec(folder) if (folder / store.CONFIG).is_file() else None
-    if saved is not None and (changes := spec.differences(saved)):
-        raise FolderError(
-            f"{folder} has another run: {'; '.join(changes)}. Choose another place with --out, "
-            "or start anew with --overwrite."
-        )
+def finished_result(spec: RunSpec, folder: Path) -> dict[str, Any] | None:
+    """The result of a finished run; refuses the folder of another one."""
+    if (folder / store.CONFIG).is_file():
+        store.refuse(f"{folder} has another run", spec.differences(store.read_spec(folder)))
     return store.read_result(folder) if (folder / store.RESULT).is_file() else None
 
 
@@ -148,7 +143,6 @@ def train(
     folder: Path,
     problem: Problem | None = None,
     *,
-    resume: bool = False,
     stop: Stop = lambda: False,
     on_event: Tell = lambda event: None,
     tensorboard: bool = False,
@@ -159,17 +153,17 @@ def train(
     `evaluate_every` epochs and at the end; checkpoints every `checkpoint_every` epochs, at the end
     and when asked to stop.
 
-    With `resume` a run goes on from its checkpoint, if there is one, and a finished one is left as
-    it is. `stop` is asked after each step; when true, the run saves itself and ends.
+    A run goes on from its checkpoint, if there is one, and a finished one is left as it is. `stop`
+    is asked after each step; when true, the run saves itself and ends.
     """
-    result = finished_result(spec, folder, resume=resume)
+    result = finished_result(spec, folder)
     if result is not None:
         return outcome_of(spec.label, result)
     task = tasks.get(spec.task)
     problem = problem or task.load(spec.config)
     with store.locked(folder):
         data = problem.fingerprint()
-        checkpoint.seed_all(spec.seed)
+        seed_all(spec.seed)
         training = problem.start(spec.method, spec.seed)
         return _Run(spec, folder, task, training, data, on_event).go(stop, tensorboard)
 
@@ -184,15 +178,9 @@ def outcome_of(label: str, result: Mapping[str, Any]) -> Outcome:
 
 
 class Loop(ABC):
-    """The steps of a training, with evaluations, checkpoints and progress between them.
+    """The steps of a training, with evaluations, checkpoints (at `path`) and progress between them.
 
-    Args:
-        title: for messages.
-        config: of the experiment.
-        training: of one run, or of several that are stepped together.
-        data: the fingerprint of the data.
-        path: of the checkpoint.
-        tell: called with each event.
+    `data` is the fingerprint of the data.
     """
 
     def __init__(
@@ -273,7 +261,7 @@ class Loop(ABC):
             "fingerprint": self.data,
             **self.record(),
         }
-        checkpoint.write(self.path, content)
+        store.write_checkpoint(self.path, content)
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was written."""
@@ -319,10 +307,10 @@ class _Run(Loop):
         self.board: Any = None  # a SummaryWriter
 
     def go(self, stop: Stop, tensorboard: bool) -> Outcome:
-        saved = checkpoint.read(self.path, self.spec.differences, self.data)
+        saved = store.read_checkpoint(self.path, self.spec.differences, self.data)
         if saved is not None:
             self.load(saved)
-            checkpoint.restore_random(saved["random"])  # last: loading may draw
+            restore_random(saved["random"])  # last: loading may draw
         self._begin(tensorboard)
         try:
             if not self.loop(stop):
@@ -344,7 +332,7 @@ class _Run(Loop):
         return self.over() or self.every(self.config.checkpoint_every)
 
     def record(self) -> dict[str, Any]:
-        return {"spec": self.spec.plain(), "random": checkpoint.random_state()}
+        return {"spec": self.spec.plain(), "random": random_state()}
 
     def _begin(self, tensorboard: bool) -> None:
         """Write config, environment and the evaluations of the checkpoint, before the first step.
@@ -359,10 +347,8 @@ class _Run(Loop):
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
 
-            shutil.rmtree(self.folder / store.TENSORBOARD, ignore_errors=True)
-            self.board = SummaryWriter(str(self.folder / store.TENSORBOARD))
-            for row in self.rows:
-                self._add_scalars(row)
+            later = self.step + 1 if self.rows else 0
+            self.board = SummaryWriter(str(self.folder / store.TENSORBOARD), purge_step=later)
 
     def _add_scalars(self, row: Row) -> None:
         """One evaluation for TensorBoard; lists become one scalar for each entry."""
@@ -410,3 +396,32 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
+
+
+# --- the global random generators -----------------------------------------------------------------
+
+
+def seed_all(seed: int) -> None:
+    """Seed Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Any]:
+    """What `restore_random` needs."""
+    kind, key, *rest = np.random.get_state()
+    # One GPU is used; asking all would start work on those of other processes.
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    numpy_state = (kind, np.asarray(key).tolist(), *rest)
+    own = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
+    return {**own, "cuda": cuda}
+
+
+def restore_random(state: Mapping[str, Any]) -> None:
+    """Go back to a state."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -6,14 +6,13 @@ in `fleet/lines-NUMBER.jsonl`, with the number of its job. Fleets under way have
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,10 @@ import torch
 
 from .. import environment, store, tasks
 from ..config import from_plain
-from ..store import FLEET_FOLDER, Event, FolderError, Kind, Outcome, RunSpec
+from ..store import FLEET_FOLDER, Event, Kind, Outcome, RunSpec
 from ..task import FleetTraining, Method, Problem, Row
-from . import checkpoint, engine
-from .engine import Job, Loop, Stop, Tell
+from . import engine
+from .engine import Job, Loop, Stop, Tell, threads
 
 _ON_CPU = 64
 """More runs at a time do not fit into the caches of a CPU and take longer each."""
@@ -53,12 +52,8 @@ class Fleets:
     ) -> list[Fleet]:
         """Jobs of the runs that a fleet can hold, checkpoints of earlier ones first.
 
-        Args:
-            specs: of one experiment; runs that no fleet can hold are left out.
-            out: folder of the comparison.
-            problem: data and model.
-            gpus: how many there are for jobs that several processes do, 0 for CPUs; None where
-                they come one after another in this process.
+        `gpus` is how many there are for jobs that several processes do, 0 for CPUs; None where they
+        come one after another in this process.
         """
         data, like = problem.fingerprint(), specs[0]
         done, numbers = _finished(out, data), sorted(_numbers(out))
@@ -82,14 +77,10 @@ class Fleets:
         return jobs + [replace(here, specs=tuple(p), number=k) for k, p in enumerate(parts, first)]
 
 
-def cut(specs: Sequence[RunSpec], size: int) -> list[list[RunSpec]]:
+def cut(specs: list[RunSpec], size: int) -> list[list[RunSpec]]:
     """Parts of at most so many runs, and of nearly equal size."""
-    parts, left = list[list[RunSpec]](), list(specs)
-    while left:
-        end = math.ceil(len(left) / math.ceil(len(left) / size))
-        parts.append(left[:end])
-        left = left[end:]
-    return parts
+    number = math.ceil(len(specs) / size)
+    return [specs[k::number] for k in range(number)]
 
 
 def _numbers(out: Path) -> set[int]:
@@ -103,26 +94,9 @@ def _finished(out: Path, data: str) -> set[str]:
     lines = store.read_fleet_lines(out)
     for name, line in lines.items():
         if line["fingerprint"] != data:
-            raise FolderError(
-                f"{out} has runs on other data: those of {name} were {line['fingerprint'][:12]} "
-                f"and are {data[:12]} now. Choose another place with --out, or start anew with "
-                "--overwrite."
-            )
+            words = f"those of {name} were {line['fingerprint'][:12]} and are {data[:12]} now"
+            store.refuse(f"{out} has runs on other data", [words])
     return set(lines)
-
-
-@contextlib.contextmanager
-def _prepared(device: torch.device) -> Iterator[None]:
-    """All cores for this process, unless the environment says otherwise; and its GPU."""
-    threads = torch.get_num_threads()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    elif not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(environment.available_cores())
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def capacity(make: Callable[[int], FleetTraining], runs: int, device: torch.device) -> int:
@@ -195,7 +169,6 @@ class _FleetRun(Loop):
 
     def save(self) -> None:
         start = time.perf_counter()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         super().save()
         self.saved_at = time.perf_counter()
         self.save_took = self.saved_at - start
@@ -247,16 +220,12 @@ class _FleetRun(Loop):
 class Fleet(Job):
     """Runs of one kind, in as many fleets as the memory makes of them, one after another.
 
-    Args:
-        specs: the runs; those of a checkpoint come first, in a fleet of their own.
-        number: of its files.
-        chunk: runs of a fleet at most.
-        data: the fingerprint of the data.
+    Those of a checkpoint come first, in a fleet of their own.
     """
 
-    number: int
-    chunk: int | None
-    data: str
+    number: int  # of its files
+    chunk: int | None  # runs of a fleet at most
+    data: str  # the fingerprint
 
     @property
     def title(self) -> str:
@@ -282,7 +251,7 @@ class Fleet(Job):
             spec = {key: like.plain()[key] for key in ("task", "config")}
             return store.differences(saved, spec, like.config.incidental)
 
-        return checkpoint.read(self.path, differences, self.data)
+        return store.read_checkpoint(self.path, differences, self.data)
 
     def under_way(self, like: RunSpec, done: Collection[str]) -> list[RunSpec]:
         """The runs of its checkpoint, none where all of them have ended."""
@@ -302,7 +271,8 @@ class Fleet(Job):
 
     def do(self, problem: Problem, tell: Tell, stop: Stop) -> list[Outcome]:
         place = environment.device(self.device)
-        with _prepared(place):
+        chosen = place.type == "cuda" or os.environ.get("OMP_NUM_THREADS")
+        with threads(torch.get_num_threads() if chosen else environment.available_cores()):
             return _Fleets(self, problem, place, tell, stop).run()
 
 
@@ -324,19 +294,16 @@ class _Fleets:
         done = store.read_results(self.job.lines)
         own = [spec for spec in self.job.specs if spec.label in done]  # of a process that was lost
         self.outcomes = [engine.outcome_of(spec.label, done[spec.label]) for spec in own]
-        left = [spec for spec in self.job.specs if spec.label not in done]
+        left = {spec.label: spec for spec in self.job.specs if spec.label not in done}
         saved = self.job.read(self.job.specs[0])
         held = [store.label(line) for line in saved["runs"]] if saved is not None else []
-        known = {spec.label: spec for spec in left}
-        if saved is not None and known.keys() >= set(held):
-            self._train_all([[known.pop(label) for label in held]], saved)
-        if known and not self.stop():
-            self._train_all(cut(list(known.values()), self._size(list(known.values()))))
-        return self.outcomes
-
-    def _train_all(self, parts: Sequence[list[RunSpec]], saved: Row | None = None) -> None:
-        """One fleet after another; from `saved`, where there is one."""
-        waiting, number = deque(parts), 0
+        waiting, number = deque[list[RunSpec]](), 0
+        if saved is not None and left.keys() >= set(held):
+            waiting.append([left.pop(label) for label in held])
+        else:
+            saved = None
+        if rest := list(left.values()):
+            waiting += cut(rest, self._size(rest))
         while waiting and not self.stop():
             part = waiting.popleft()
             number += 1
@@ -346,6 +313,7 @@ class _Fleets:
                 rest = [spec for each in (part, *waiting) for spec in each]
                 waiting = deque(cut(rest, len(part) // 2))
             saved = None
+        return self.outcomes
 
     def _size(self, specs: list[RunSpec]) -> int:
         """How many runs fit into one fleet."""

@@ -21,18 +21,6 @@ import torch
 from ..store import Event, Outcome
 from .engine import Job, LoadError, Stop, Tell, load
 
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, torch uses one thread: another number may round differently."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 # --- signals --------------------------------------------------------------------------------------
 
 _SIGNALS = [signal.SIGINT, signal.SIGTERM]

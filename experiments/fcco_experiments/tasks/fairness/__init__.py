@@ -88,7 +88,7 @@ class FairnessProblem(Problem):
         loaded: data.GroupedData | None = None,
     ) -> None:
         self.config = config
-        self.data = loaded or data.load_two_groups(
+        self.data = loaded or data.load_grouped(
             config.data, columns=config.columns, validation=config.validation, progress=progress
         )
         self._parts: dict[int, dict[str, Cells]] = {}
@@ -131,7 +131,7 @@ class FairnessProblem(Problem):
         if kind is None:
             return None
         # Seeds split the data, not always into parts of quite the same size.
-        train, number = self.parts(seed)["train"], copies(method)
+        train, number = self.parts(seed)["train"], copies(self.config, method)
         return kind, CellBatches(self.config, seed, train, number).steps_per_epoch
 
     def fleet(self, runs: Sequence[tuple[Method, int]], device: torch.device) -> FairnessFleet:
