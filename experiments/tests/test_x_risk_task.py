@@ -17,7 +17,7 @@ from fcco_experiments.tasks.x_risk import TASK, XRisk, XRiskProblem
 from fcco_experiments.tasks.x_risk import data as arrays
 from grouped_fixtures import Faces, put, stand_in
 from sklearn.metrics import average_precision_score
-from x_risk_cases import one_thread  # noqa: F401 (used by being here)
+from task_cases import one_thread  # noqa: F401 (one_thread is used by being here)
 
 
 @pytest.fixture
