@@ -63,13 +63,12 @@ def show_list(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
 
 @data_sets.command("fetch")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--folder", type=_PATH, help="Put the files here, not into the cache.")
 @_json
-def fetch_data(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
-    """Fetch data sets that are not on this machine.
+def fetch_data(names: Sequence[str], as_json: bool) -> None:
+    """Fetch data sets that are not on this machine into the cache.
 
     For those that cannot be fetched it says where anyone gets them. Pretrained weights of backbones
-    (efficientnet-lite0, minilm) go into the cache.
+    (efficientnet-lite0, minilm) are fetched, too.
     """
     from .. import backbones, data
 
@@ -78,7 +77,7 @@ def fetch_data(names: Sequence[str], folder: Path | None, as_json: bool) -> None
     cards = _cards(wanted) if wanted else []
     try:
         with fetching() as progress:
-            found = data.fetch(wanted, folder, progress=progress)
+            found = data.fetch(wanted, progress=progress)
             for name in networks:
                 found += backbones.fetch(name, progress)
     except (data.MissingData, data.WrongData) as error:
