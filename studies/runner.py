@@ -46,17 +46,9 @@ class Job:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-class Result:
-    """What a run found: a dataclass, made again from its fields."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)  # type: ignore[call-overload]
-
-
 def as_dict(trace: Any) -> dict[str, Any]:
-    """The fields of a result, which may be a dictionary itself."""
-    return trace if isinstance(trace, dict) else trace.as_dict()
+    """A result, which is a dataclass or a dictionary itself."""
+    return trace if isinstance(trace, dict) else asdict(trace)
 
 
 @dataclass
@@ -141,16 +133,13 @@ class Runner:
         return (gzip.open if self.cache.suffix == ".gz" else open)(self.cache, mode)
 
     def _say(self, title: str, done: int, total: int, start: float) -> None:
-        """One line that changes; in a log file, one line every half minute."""
+        """A line every half minute."""
         now = time.monotonic()
-        live = self.show is not None and self.show.isatty()
-        if self.show is None or (done < total and now - self._said < (0.2 if live else 30.0)):
-            return
-        self._said = now
-        left = (now - start) / done * (total - done) / 60
-        end = "\n" if done == total or not live else ""
-        text = f"{title}: {done}/{total} jobs, {left:.1f} min left"
-        print(f"{chr(13) if live else ''}{text}   ", end=end, file=self.show, flush=True)
+        if self.show is not None and (done == total or now - self._said >= 30):
+            self._said = now
+            left = (now - start) / done * (total - done) / 60
+            text = f"{title}: {done}/{total} jobs, {left:.1f} min left"
+            print(text, file=self.show, flush=True)
 
 
 def published_runs(name: str) -> Runner:

@@ -162,7 +162,8 @@ def test_frozen_and_unused_parameters_stay(make):
             take_step(objective, lambda net=net: (net(X).mean(), net(X).square().mean(0)))
         assert not unused or net.unused.tolist() == [1.0, 1.0]
         ends.append([p.detach() for p in net.layers.parameters()])
-    assert all(map(torch.equal, *ends)) and torch.equal(ends[0][1], Net().layers[0].bias)
+    frozen: Any = Net().layers[0].bias
+    assert all(map(torch.equal, *ends)) and torch.equal(ends[0][1], frozen)
 
 
 # The wrapped optimizer.

@@ -14,13 +14,10 @@ from continual_cases import (
     CONFIG,
     METHODS,
     moved,
-    one_thread,  # noqa: F401 (used by being here)
-    own_cache,  # noqa: F401
+    own_cache,  # noqa: F401 (used by being here)
     problem,
     recorded,
-    steps,
     training,
-    weights,
 )
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.continual.training import Classes, by_class, changes
@@ -28,6 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_continual import NAMES, Plain
 from scipy.optimize import nnls
+from task_cases import one_thread, steps, weights  # noqa: F401 (one_thread is used by being here)
 
 
 def vector(run: Any) -> torch.Tensor:

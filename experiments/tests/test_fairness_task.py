@@ -89,8 +89,6 @@ def test_the_problem_splits_its_data_by_the_seed() -> None:
 
 # The rule and the verdict.
 
-FREE = {"plain": Method("erm", lr=0.1), "first": Method("sonex", lr=0.1)}
-
 
 def row(**changes: float) -> Row:
     usual: Row = {}

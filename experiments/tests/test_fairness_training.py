@@ -19,12 +19,11 @@ from fairness_cases import (
     outputs,
     sigmoid,
     start,
-    steps,
-    weights,
     with_settings,
 )
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness.training import BuiltMethod, FairnessTraining, pair_loss
+from task_cases import steps, weights
 from torch import Tensor
 
 import fcco

@@ -16,8 +16,9 @@ from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.run import processes
 from fcco_experiments.tasks.group_dro import GroupDROProblem
 from fcco_experiments.tasks.group_dro.training import GroupDRO
-from group_dro_cases import METHODS, one_thread  # noqa: F401 (used by being here)
+from group_dro_cases import METHODS
 from grouped_fixtures import Faces, Patches, opinions, put, stand_in
+from task_cases import one_thread  # noqa: F401 (one_thread is used by being here)
 
 TASK: Any = tasks.get("group-dro")
 FACES = ("--data", "celeba", "--pretrained", "false", "--size", "[32, 32]", "--batch", 16)
@@ -133,18 +134,3 @@ def test_runs_do_not_share_a_gpu_unless_asked_to(monkeypatch, place, number):
     config = GroupDRO(data="grouped-synthetic", epochs=1, methods=METHODS, seeds=(0, 1))
     specs = compare.plan("group-dro", "name", config).specs
     assert processes(specs, None) == number and processes(specs, 3) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("camelyon17", (10, 256, 8, 0.01, "step", 0.3, "densenet121")),
-        ("amazon-paper", (4, 32, 8, 0.01, "linear", 0.2, "distilbert")),
-        ("celeba-paper", (15, 64, 4, 0.02, "step", 0.2, "resnet50")),
-    ],
-)
-def test_sizes_are_those_of_the_papers_appendix(name, wanted):
-    config = load(TASK, name)
-    decays = {method.weight_decay for method in config.methods.values()}
-    sizes = (config.epochs, config.batch, config.groups_per_batch, *decays)
-    assert (*sizes, config.schedule, config.decay, config.backbone) == wanted

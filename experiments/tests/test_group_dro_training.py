@@ -18,14 +18,8 @@ from fcco_experiments.tasks.group_dro.training import (
     shown_names,
 )
 from fcco_experiments.tasks.network import standardise
-from group_dro_cases import (
-    METHODS,
-    data,
-    one_thread,  # noqa: F401 (used by being here)
-    steps,
-    training,
-    weights,
-)
+from group_dro_cases import METHODS, data, training
+from task_cases import one_thread, steps, weights  # noqa: F401 (one_thread is used by being here)
 from torch.nn.functional import cross_entropy
 
 import fcco

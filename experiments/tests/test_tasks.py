@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 import x_risk_cases
-from continual_cases import one_thread, own_cache  # noqa: F401 (used by being here)
-from fairness_cases import same, stored
+from click.testing import CliRunner
+from continual_cases import own_cache  # noqa: F401 (used by being here)
 from fcco_experiments import sweep, tasks
 from fcco_experiments.cli.app import app
 from fcco_experiments.config import load, names
@@ -23,7 +23,7 @@ from fcco_experiments.task import Method
 from fcco_experiments.tasks.judge import judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from task_cases import one_thread, same, steps, stored  # noqa: F401 (one_thread is used by being here)
 
 START: dict[str, Any] = {
     "fairness": fairness_cases.start,
@@ -59,12 +59,6 @@ def test_every_config_fits_its_methods_and_has_a_page(task: str, name: str) -> N
 # Runs.
 
 
-def moved(run: Any, number: int) -> Any:
-    for _ in range(number):
-        run.step()
-    return run
-
-
 def cuts(task: str, method: str) -> list[int]:
     """Steps before a checkpoint: in the middle of a round, of an epoch, of the first losses."""
     if task != "x-risk":
@@ -80,15 +74,15 @@ def test_neither_evaluation_nor_a_checkpoint_changes_a_run(task: str, method: st
     for cut in cuts(task, method):
         plain, watched, resumed = (START[task](method) for _ in range(3))
         watched.evaluate()
-        moved(plain, cut)
-        moved(watched, cut)
+        steps(plain, cut)
+        steps(watched, cut)
         random = torch.get_rng_state()
         assert watched.evaluate() == watched.evaluate()
         assert torch.get_rng_state().equal(random) and watched.model.training
         resumed.load_state_dict(stored(watched.state_dict()))
         assert resumed.evaluate() == watched.evaluate()
         for run in (plain, watched, resumed):
-            moved(run, 6)
+            steps(run, 6)
         assert same(plain.state_dict(), resumed.state_dict())
         assert same(plain.state_dict(), watched.state_dict())
         assert plain.evaluate() == resumed.evaluate()
@@ -140,7 +134,7 @@ def test_every_figure_of_the_page_is_one_of_the_rows(task: str) -> None:
     found: dict[str, Any] = {"seconds": 1.0}
     for changes in ENDS[task]:
         run = START[task]("ap" if task == "x-risk" else "sonex", **changes)
-        found |= moved(run, 8).evaluate() | run.finish()
+        found |= steps(run, 8).evaluate() | run.finish()
     if task == "continual":
         found["penalty"] = 1.0
     known: Any = METHODS[task] if task != "x-risk" else {"ap": Method("ap", 0.1)}

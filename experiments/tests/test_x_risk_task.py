@@ -17,7 +17,7 @@ from fcco_experiments.tasks.x_risk import TASK, XRisk, XRiskProblem
 from fcco_experiments.tasks.x_risk import data as arrays
 from grouped_fixtures import Faces, put, stand_in
 from sklearn.metrics import average_precision_score
-from x_risk_cases import one_thread  # noqa: F401 (used by being here)
+from task_cases import one_thread  # noqa: F401 (one_thread is used by being here)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_arrays_in_the_order_of_the_rows(here):
 def test_faces_on_features_and_end_to_end(here, monkeypatch):
     content = Faces().archive()
     put(here / "data", stand_in(monkeypatch, "celeba", content), content)
-    words = ("run", "x-risk", "--data", "celeba", "--label", "Smiling", "--pretrained", "false")
+    words = ("run", "x-risk", "--data", "celeba", "--label", "Attractive", "--pretrained", "false")
     words = (*words, "--size", "[32, 32]", "--epochs", 2, "--batch", 8, "--method", "ap", "--json")
     frozen = last(call(*words, "--out", here / "a"))["ap"]
     again = last(call(*words, "--out", here / "b", "--risk", "auc"))["ap"]

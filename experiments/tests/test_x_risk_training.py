@@ -14,7 +14,8 @@ from fcco_experiments.tasks.x_risk.training import (
     list_figures,
     two_way_partial_auc,
 )
-from x_risk_cases import BINARY, LISTS, one_thread, steps, training, weights  # noqa: F401
+from task_cases import one_thread, steps, weights  # noqa: F401 (one_thread is used by being here)
+from x_risk_cases import BINARY, LISTS, training
 
 from fcco import xrisk
 

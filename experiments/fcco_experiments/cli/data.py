@@ -107,8 +107,9 @@ def verify_data(names: Sequence[str], folder: Path | None, as_json: bool) -> Non
         found = [(e.file, e.state, e.place, e.detail) for e in there]
         if names and _where(card, folder) == "not found":
             found.append(("-", "missing", "-", f"see: fcco data list {card.name}"))
-        heads = ("data", "file", "state", "place", "detail")
-        rows += [dict(zip(heads, (card.name, *cells), strict=True)) for cells in found]
+        for file, state, place, detail in found:
+            about = {"file": file, "state": state, "place": place, "detail": detail}
+            rows.append({"data": card.name, **about})
     _show(rows, as_json)
     if any(row["state"] in ("corrupt", "missing") for row in rows):
         raise click.exceptions.Exit(1)

@@ -99,6 +99,10 @@ class Job(ABC):
         tell(Event("failed", self.title, text=text, details=details, count=len(self.specs)))
         return [Outcome(spec.label, "failed", text) for spec in self.specs]
 
+    def died(self, how: str, tell: Tell) -> list[Outcome]:
+        """The outcomes when the process of this job has died."""
+        return self.failed(f"its process died ({how}); --resume goes on with it", tell)
+
     def raised(self, error: Exception, path: Path, tell: Tell) -> list[Outcome]:
         """The outcomes after an error, whose traceback goes to a file, if there is room for it."""
         try:
