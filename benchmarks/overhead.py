@@ -124,11 +124,10 @@ def cpu_candidates(case: Case) -> dict[str, Step]:
         "msvr": sonex_step(case, correction="auto", **paper),
         "forward": forward,
     }
-    for name, setting in PEERS.items():
-        word = name.split()[0]
-        if peers.installed(word):
-            step = peers.methods()[name](limits, case.model, setting).step
-            own[word.lower()] = functools.partial(step, nothing)
+    for name, build in peers.methods().items():
+        if name in PEERS:
+            step = build(limits, case.model, PEERS[name]).step
+            own[name.split()[0].lower()] = functools.partial(step, nothing)
     return own
 
 

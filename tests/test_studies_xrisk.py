@@ -30,14 +30,14 @@ def test_metrics_are_plain_areas_and_means_over_queries() -> None:
         hard = np.sort(scores[y == 1])[:positives], np.sort(scores[y == 0])[::-1][:negatives]
         share = np.mean(hard[0][:, None] > hard[1][None])
         part = problems.Part(torch.zeros(80, 1), y)
-        assert problems.METRICS[name](part, scores) == pytest.approx(share)
+        assert problems.figures(part, scores)[name] == pytest.approx(share)
     query = torch.tensor([0, 1, 0, 2, 1, 0, 2])
     y = torch.tensor([2.0, 1.0, 0.0, 0.0, 3.0, 1.0, 0.0])  # the last query has no relevant row
     scores = torch.tensor([0.1, 0.9, 0.5, 0.2, 0.3, 0.4, 0.7])
     first = (1 / math.log2(3) + 3 / 2) / (3 + 1 / math.log2(3))
     second = (1 + 7 / math.log2(3)) / (7 + 1 / math.log2(3))
-    found = problems.METRICS["NDCG@5"](problems.Part(torch.zeros(7, 1), y, query), scores)
-    assert found == pytest.approx((first + second) / 2)
+    found = problems.figures(problems.Part(torch.zeros(7, 1), y, query), scores)
+    assert found["NDCG@5"] == pytest.approx((first + second) / 2)
 
 
 def test_batches() -> None:
@@ -150,7 +150,10 @@ def test_no_checkpoint_of_the_warm_start_counts(
 ) -> None:
     """All X-risks share it: choosing one would compare cross-entropy with itself."""
     falling = count()
-    monkeypatch.setitem(training.METRICS, "AP", lambda part, scores: -float(next(falling)))
+    names = problems.metrics_of("hiv")
+    monkeypatch.setattr(
+        training, "figures", lambda part, scores: dict.fromkeys(names, -float(next(falling)))
+    )
     figures = training.run(Job(problem, method, {"lr": 1e-3}, 0, evaluations=60))
     assert figures["step"]["AP"] == first  # of 60 steps, 20 of warm start, a checkpoint every 3
 

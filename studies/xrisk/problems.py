@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 MAX_FPR = 0.3  # of the one-way partial AUC
 TWO_WAY = {"max_fpr": 0.5, "min_tpr": 0.5}
+BINARY, LISTS = ("AP", "pAUC", "tpAUC"), ("NDCG@5", "NDCG@10")
 DATA = {  # the name of the data, and another label than its usual one
     "hiv": ("hiv", ""),
     "toxicity": ("toxicity", ""),
@@ -99,31 +100,22 @@ def fill(values: Tensor, query: Tensor, empty: float) -> Tensor:
     return table.index_put((query[order], place), values[order])
 
 
-Figure = Callable[[Part, Tensor], float]
-
-
-def binary(figure: Callable[..., float], *limits: float) -> Figure:
-    return lambda part, scores: float(figure(part.y.numpy(), scores.numpy(), *limits))
-
-
-def ndcg(k: int) -> Figure:
-    def figure(part: Part, scores: Tensor) -> float:
-        assert part.query is not None
-        found = list_figures("", part.y.numpy(), scores.numpy(), part.query.numpy(), k)
-        return found["_ndcg"]
-
-    return figure
-
-
-BINARY: dict[str, Figure] = {
-    "AP": binary(average_precision_score),
-    "pAUC": binary(two_way_partial_auc, 0.0, MAX_FPR),  # the plain area, over MAX_FPR
-    "tpAUC": binary(two_way_partial_auc, TWO_WAY["min_tpr"], TWO_WAY["max_fpr"]),
-}
-RANKING: dict[str, Figure] = {"NDCG@5": ndcg(5), "NDCG@10": ndcg(10)}
-METRICS = {**BINARY, **RANKING}
-
-
-def metrics_of(name: str) -> list[str]:
+def metrics_of(name: str) -> tuple[str, ...]:
     """The metrics that are reported on a data set."""
-    return list(RANKING if name == "ranking" else BINARY)
+    return LISTS if name == "ranking" else BINARY
+
+
+def figures(part: Part, scores: Tensor) -> dict[str, float]:
+    """All metrics of a part; NaN where a score is not finite."""
+    pair = part.y.numpy(), scores.numpy()
+    if not scores.isfinite().all():
+        return dict.fromkeys((*BINARY, *LISTS), math.nan)
+    if part.query is not None:
+        rows = (list_figures("", *pair, part.query.numpy(), k) for k in (5, 10))
+        return {name: row["_ndcg"] for name, row in zip(LISTS, rows, strict=True)}
+    found = (
+        average_precision_score(*pair),
+        two_way_partial_auc(*pair, 0.0, MAX_FPR),  # the plain area, over MAX_FPR
+        two_way_partial_auc(*pair, **TWO_WAY),
+    )
+    return dict(zip(BINARY, map(float, found), strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +14,7 @@ from fcco.groups import PositiveBatchSampler
 from studies.runner import Job
 
 from . import methods
-from .problems import METRICS, Part, Problem, load, metrics_of
+from .problems import Part, Problem, figures, load, metrics_of
 
 BATCH = 128
 POSITIVES = 32  # of a batch for the pairwise losses
@@ -71,14 +70,12 @@ def run(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {"val": {}, "test": {}, "step": {}}
 
     def look(predict: Callable[[Tensor], Tensor], step: int) -> None:
-        ahead, on_test = predict(problem["validation"].x), None
+        ahead, on_test = figures(problem["validation"], predict(problem["validation"].x)), None
         for name in wanted:
-            figure = METRICS[name]
-            value = figure(problem["validation"], ahead) if ahead.isfinite().all() else math.nan
+            value = ahead[name]
             if name not in found["val"] or value > found["val"][name]:
-                on_test = predict(problem["test"].x) if on_test is None else on_test
-                ends = (value, figure(problem["test"], on_test), step)
-                for key, end in zip(("val", "test", "step"), ends, strict=True):
+                on_test = on_test or figures(problem["test"], predict(problem["test"].x))
+                for key, end in (("val", value), ("test", on_test[name]), ("step", step)):
                     found[key][name] = end
 
     if job.method == "lambdarank":
