@@ -12,7 +12,6 @@ with Bonferroni's correction, and Student's at 95 % each.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -172,10 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(publish.plain(rows))
     seconds = round(time.perf_counter() - start)
     result = {"releases": options.seeds, "level": LEVEL, "seconds": seconds, "rows": found}
-    if options.publish:
-        publish.write(publish.RESULTS / "certificate", result, commit=options.commit)
-    if options.json:
-        print(json.dumps(result))
+    publish.conclude(options, "certificate", result)
 
 
 if __name__ == "__main__":

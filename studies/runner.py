@@ -12,19 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from fcco_experiments.data import MissingData
 
 from . import publish
-
-
-class Keyed(Protocol):
-    """A job: a text tells it from others."""
-
-    @property
-    def key(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -53,17 +46,9 @@ class Job:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-class Result:
-    """What a run found: a dataclass, made again from its fields."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)  # type: ignore[call-overload]
-
-
 def as_dict(trace: Any) -> dict[str, Any]:
-    """The fields of a result, which may be a dictionary itself."""
-    return trace if isinstance(trace, dict) else trace.as_dict()
+    """A result, which is a dataclass or a dictionary itself."""
+    return trace if isinstance(trace, dict) else asdict(trace)
 
 
 @dataclass
@@ -100,7 +85,7 @@ class Runner:
                         continue
                     self.known[entry["job"]] = self.result(**entry["trace"])
 
-    def __call__(self, jobs: Sequence[Keyed], title: str) -> list[Any]:
+    def __call__(self, jobs: Sequence[Job], title: str) -> list[Any]:
         """The results of the jobs, in their order."""
         waiting = list({job.key: job for job in jobs if job.key not in self.known}.values())
         if waiting and not self.workers:
@@ -113,7 +98,7 @@ class Runner:
             self._say(title, done, len(waiting), start)
         return self.of(jobs)
 
-    def of(self, jobs: Sequence[Keyed]) -> list[Any]:
+    def of(self, jobs: Sequence[Job]) -> list[Any]:
         """The results of jobs that are known."""
         return [self.known[job.key] for job in jobs]
 
@@ -148,16 +133,13 @@ class Runner:
         return (gzip.open if self.cache.suffix == ".gz" else open)(self.cache, mode)
 
     def _say(self, title: str, done: int, total: int, start: float) -> None:
-        """One line that changes; in a log file, one line every half minute."""
+        """A line every half minute."""
         now = time.monotonic()
-        live = self.show is not None and self.show.isatty()
-        if self.show is None or (done < total and now - self._said < (0.2 if live else 30.0)):
-            return
-        self._said = now
-        left = (now - start) / done * (total - done) / 60
-        end = "\n" if done == total or not live else ""
-        text = f"{title}: {done}/{total} jobs, {left:.1f} min left"
-        print(f"{chr(13) if live else ''}{text}   ", end=end, file=self.show, flush=True)
+        if self.show is not None and (done == total or now - self._said >= 30):
+            self._said = now
+            left = (now - start) / done * (total - done) / 60
+            text = f"{title}: {done}/{total} jobs, {left:.1f} min left"
+            print(text, file=self.show, flush=True)
 
 
 def published_runs(name: str) -> Runner:
@@ -168,7 +150,7 @@ def published_runs(name: str) -> Runner:
 def tuned(
     runner: Runner,
     grids: Mapping[Any, Sequence[Any]],
-    job: Callable[[Any, Any, int], Keyed],
+    job: Callable[[Any, Any, int], Job],
     tuning: Sequence[int],
     seeds: Sequence[int],
     choose: Callable[[dict[Any, list[list[Any]]]], dict[Any, int]],

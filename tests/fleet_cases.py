@@ -223,76 +223,66 @@ def adam(model: nn.Module, run: int, **options: Any) -> torch.optim.Optimizer:
     )
 
 
-def _objective(build: Callable[[nn.Module, int, Any], Any], update: Any) -> Any:
-    """`make` of a method whose optimizer is the one to step, or is inside it."""
+def method(build: Callable[..., Any]) -> Callable[..., Callable[[nn.Module, int], Made]]:
+    """`make` of a case, from the objective that a model, a run and an optimizer make.
 
-    def make(model: nn.Module, run: int) -> Made:
-        objective = build(model, run, update(model, run))
-        return objective.optimizer, objective
+    The optimizer is the one to step, or is inside it.
+    """
 
-    return make
+    def of(update: Callable[[nn.Module, int], Any], *given: Any, **options: Any) -> Any:
+        def make(model: nn.Module, run: int) -> Made:
+            objective = build(model, run, update(model, run), *given, **options)
+            return objective.optimizer, objective
+
+        return make
+
+    return of
 
 
 def plain(update: Callable[[nn.Module, int], torch.optim.Optimizer]) -> Case:
     return Case(lambda model, run: (update(model, run), None), inner=loss_of)
 
 
-def sonex(update: Any, **options: Any) -> Any:
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        settings: dict[str, Any] = {
-            "smoothing": 0.05 * (run + 1), "gamma": 0.2 + 0.2 * run, "correction": 0.3 * run + 0.1,
-        }  # fmt: skip
-        return fcco.methods.sonex(
-            model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, **(settings | options)
-        )
-
-    return _objective(build, update)
-
-
-def penalized(update: Any, limits: Any = None, **options: Any) -> Any:
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.constrained(
-            model, optimizer, NAMES, "sonex", penalty=2.0 + run, gamma=0.3 + 0.2 * run,
-            margin=0.01 * run, smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
-            tolerance=(limits or [0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)])[run], **options,
-        )  # fmt: skip
-
-    return _objective(build, update)
-
-
-def two_sided(update: Any) -> Any:
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        outer = fcco.outer.TwoSidedHinge(0.02 * run, 2.0 + run)
-        return fcco.constrained(
-            model, optimizer, BLOCKS, "sonex", outer=outer, smoothing=0.1, gamma=0.5,
-            correction="auto",
-        )  # fmt: skip
-
-    return _objective(build, update)
-
-
-def alexr2(update: Any, lengths: tuple[Any, ...] = (4, 4, 4), **options: Any) -> Any:
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.methods.alexr2(
-            model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, smoothing=0.1 + 0.1 * run,
-            nu=0.5 + run, eta=0.03 + 0.01 * run, inner_steps=lengths[run],
-            gamma=0.5 + 0.1 * run, theta=0.1 * (run + 1), **options,
-        )  # fmt: skip
-
-    return _objective(build, update)
-
-
-def sonx(model: nn.Module, run: int) -> Made:
-    optimizer = sgd(model, 0.02 + 0.01 * run)
-    return optimizer, fcco.methods.sonx(
-        model, optimizer, fcco.outer.Absolute(0.5 + run), BLOCKS, gamma=0.2 + 0.3 * run
+@method
+def sonex(model: Any, run: int, optimizer: Any, **options: Any) -> Any:
+    settings: dict[str, Any] = {
+        "smoothing": 0.05 * (run + 1), "gamma": 0.2 + 0.2 * run, "correction": 0.3 * run + 0.1,
+    }  # fmt: skip
+    return fcco.methods.sonex(
+        model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, **(settings | options)
     )
 
 
-def sox(model: nn.Module, run: int) -> Made:
-    optimizer = sgd(model, 0.02 + 0.01 * run)
-    outer = fcco.outer.SquaredHinge(1.0 + run)
-    return optimizer, fcco.methods.sox(model, optimizer, outer, BLOCKS, gamma=0.2 + 0.3 * run)
+@method
+def penalized(model: Any, run: int, optimizer: Any, limits: Any = None, **options: Any) -> Any:
+    return fcco.constrained(
+        model, optimizer, NAMES, "sonex", penalty=2.0 + run, gamma=0.3 + 0.2 * run,
+        margin=0.01 * run, smoothing=[0.1, lambda t: 0.3 / math.sqrt(t + 1), 0.2][run],
+        tolerance=(limits or [0.1, [0.0, 0.1, -0.1, 0.05], torch.tensor(0.02)])[run], **options,
+    )  # fmt: skip
+
+
+@method
+def two_sided(model: Any, run: int, optimizer: Any) -> Any:
+    outer = fcco.outer.TwoSidedHinge(0.02 * run, 2.0 + run)
+    return fcco.constrained(
+        model, optimizer, BLOCKS, "sonex", outer=outer, smoothing=0.1, gamma=0.5,
+        correction="auto",
+    )  # fmt: skip
+
+
+@method
+def alexr2(model: Any, run: int, optimizer: Any, lengths: Any = (4, 4, 4)) -> Any:
+    return fcco.methods.alexr2(
+        model, optimizer, fcco.outer.Hinge(1.0 + run), BLOCKS, smoothing=0.1 + 0.1 * run,
+        nu=0.5 + run, eta=0.03 + 0.01 * run, inner_steps=lengths[run],
+        gamma=0.5 + 0.1 * run, theta=0.1 * (run + 1),
+    )  # fmt: skip
+
+
+@method
+def unsmoothed(model: Any, run: int, optimizer: Any, build: Any, outer: Any) -> Any:
+    return build(model, optimizer, outer(0.5 + run), BLOCKS, gamma=0.2 + 0.3 * run)
 
 
 BELOW: list[Any] = [
@@ -302,26 +292,21 @@ BELOW: list[Any] = [
 ]
 
 
-def multiplied(limits: list[Any]) -> Any:
+@method
+def multiplied(model: Any, run: int, optimizer: Any, limits: list[Any]) -> Any:
     """`fcco.constrained` without settings."""
-
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.constrained(model, optimizer, BLOCKS, tolerance=limits[run], margin=0.02 * run)
-
-    return _objective(build, momentum)
+    return fcco.constrained(model, optimizer, BLOCKS, tolerance=limits[run], margin=0.02 * run)
 
 
+@method
 def lagrangian(
-    update: Any, schedules: Any, lengths: tuple[int, ...] = (5, 5, 5), limits: Any = None
+    model: Any, run: int, optimizer: Any, numbers: Any, lengths: Any = (5, 5, 5), limits: Any = None
 ) -> Any:
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return fcco.constrained(
-            model, optimizer, BLOCKS, "icppac", proximal=0.3 + 0.4 * run,
-            inner_steps=lengths[run], margin=0.01 * run, **schedules(run),
-            tolerance=(limits or [0.0, [0.02, 0.0, -0.1, 0.1], 0.05])[run],
-        )  # fmt: skip
-
-    return _objective(build, update)
+    return fcco.constrained(
+        model, optimizer, BLOCKS, "icppac", proximal=0.3 + 0.4 * run,
+        inner_steps=lengths[run], margin=0.01 * run, **numbers(run),
+        tolerance=(limits or [0.0, [0.02, 0.0, -0.1, 0.1], 0.05])[run],
+    )  # fmt: skip
 
 
 def constant(run: int) -> dict[str, Any]:
@@ -332,70 +317,58 @@ def cold(run: int) -> dict[str, Any]:
     return {"tau": 1.0 + run, "theta": 0.5}
 
 
-def switching(kind: str) -> Any:
-    def make(model: nn.Module, run: int) -> Made:
-        options: dict[str, Any] = {"threshold": 0.03 * run}
-        update = sgd(model, 0.02 + 0.01 * run)
-        if kind == "scheduled":
-            falls = lambda t: 0.2 / math.sqrt(t + 1)  # noqa: E731
-            options["threshold"] = [0.05, falls, lambda t: 0.1 * (t % 3)][run]
-        elif kind == "measured":
-            options["threshold"] = "auto"
-        tolerance: Any = [0.15, [0.1, 0.2, 0.05, 0.15], 0.0][run]
-        if kind == "below":
-            tolerance = BELOW[run]
-        objective: Any = fcco.constrained(
-            model, update, BLOCKS, "ssg", tolerance=tolerance, margin=0.02 * run, **options
-        )
-        return objective.optimizer, objective
-
-    return make
+@method
+def switching(
+    model: Any, run: int, optimizer: Any, threshold: Any = (0.0, 0.03, 0.06), limits: Any = None
+) -> Any:
+    tolerance: Any = (limits or [0.15, [0.1, 0.2, 0.05, 0.15], 0.0])[run]
+    return fcco.constrained(
+        model, optimizer, BLOCKS, "ssg", tolerance=tolerance, margin=0.02 * run,
+        threshold=threshold if threshold == "auto" else threshold[run],
+    )  # fmt: skip
 
 
-def online(update: Any, **options: Any) -> Any:
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        return ooa(
-            model, optimizer, BLOCKS, step=0.05 + 0.05 * run, ratio=[None, 0.5, 0.4][run],
-            **options,
-        )  # fmt: skip
-
-    return _objective(build, update)
+def rising(model: nn.Module, run: int) -> torch.optim.Optimizer:
+    return sgd(model, 0.02 + 0.01 * run)
 
 
-def cvar(update: Any, **options: Any) -> Any:
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        settings: dict[str, Any] = {"gamma": 0.2 + 0.2 * run} | options
-        smoothing: Any = settings.pop("smoothing")
-        if callable(smoothing):
-            smoothing = smoothing(run)
-        return fcco.CVaRGroupDRO(
-            model, optimizer, BLOCKS, [0.3, 0.5, 0.8][run], smoothing=smoothing, **settings
-        )
-
-    return _objective(build, update)
+@method
+def online(model: Any, run: int, optimizer: Any, **options: Any) -> Any:
+    return ooa(
+        model, optimizer, BLOCKS, step=0.05 + 0.05 * run, ratio=[None, 0.5, 0.4][run],
+        **options,
+    )  # fmt: skip
 
 
-def tracked_weights(model: nn.Module, run: int) -> Made:
+@method
+def cvar(model: Any, run: int, optimizer: Any, **options: Any) -> Any:
+    settings: dict[str, Any] = {"gamma": 0.2 + 0.2 * run} | options
+    smoothing: Any = settings.pop("smoothing")
+    if callable(smoothing):
+        smoothing = smoothing(run)
+    return fcco.CVaRGroupDRO(
+        model, optimizer, BLOCKS, [0.3, 0.5, 0.8][run], smoothing=smoothing, **settings
+    )
+
+
+@method
+def tracked_weights(model: Any, run: int, optimizer: Any) -> Any:
     """Weights that follow running averages of the losses."""
     average: Any = {"gamma": 0.3 + 0.2 * run, "correction": 0.0, "read": "new", "dtype": DOUBLE}
     tracker = fcco.tracker.InnerTracker(BLOCKS, **average)
-    optimizer = sgd(model, 0.03)
     term = fcco.terms.GroupWeights(tracker, 0.1 + 0.1 * run, 0.5)
-    return optimizer, fcco.Compositional(model, optimizer, term)
+    return fcco.Compositional(model, optimizer, term)
 
 
-def automatic(update: Any, outer: Any, dim: int = 1, tolerance: float = 0.1, **options: Any) -> Any:
+@method
+def automatic(
+    model: Any, run: int, optimizer: Any, outer: Any, dim: int = 1, far: float = 0.1, **options: Any
+) -> Any:
     """A coupled term whose gamma and lambda follow the error of its estimates."""
-
-    def build(model: nn.Module, run: int, optimizer: Any) -> Any:
-        own: Any = {"gamma": "auto", "read": "new", "dtype": DOUBLE, **options}
-        tracker = fcco.tracker.InnerTracker(BLOCKS, dim, **own)
-        term = fcco.terms.CoupledTerm(
-            outer(run), tracker, smoothing="auto", tolerance=tolerance * run
-        )
-        return fcco.Compositional(model, optimizer, term)
-
-    return _objective(build, update)
+    own: Any = {"gamma": "auto", "read": "new", "dtype": DOUBLE, **options}
+    tracker = fcco.tracker.InnerTracker(BLOCKS, dim, **own)
+    term = fcco.terms.CoupledTerm(outer(run), tracker, smoothing="auto", tolerance=far * run)
+    return fcco.Compositional(model, optimizer, term)
 
 
 def at_its_limit(run: int) -> fcco.outer.OneSidedMCP:
@@ -432,6 +405,7 @@ MULTIPLIED: dict[str, Any] = {
     "of": (*LEARNED, *((name, lambda o, name=name: getattr(o.term, name))
                        for name in ("multiplier", "variance", "margin", "scales"))),
 }  # fmt: skip
+FALLING = (0.05, lambda t: 0.2 / math.sqrt(t + 1), lambda t: 0.1 * (t % 3))
 UPPER: list[Any] = [-0.1, [0.0, 0.1, -0.2, 0.05], -0.3]
 BETWEEN: list[Any] = [
     [-0.1, fcco.AtLeast(0.2), fcco.Equal(0.1), (0.0, 0.05)],
@@ -440,16 +414,16 @@ BETWEEN: list[Any] = [
 ]
 CASES: dict[str, Case] = {
     "penalized-between": Case(penalized(momentum, BETWEEN), **SAMPLED),
-    "ssg-below": Case(switching("below"), of=VALUES),
-    "ssg-measured": Case(switching("measured"), of=VALUES),
+    "ssg-below": Case(switching(rising, limits=BELOW), of=VALUES),
+    "ssg-measured": Case(switching(rising, "auto"), of=VALUES),
     "icppac-below": Case(lagrangian(lambda m, r: sgd(m, 0.05), constant, limits=BELOW), of=DUAL),
-    "multipliers": Case(multiplied(UPPER), **MULTIPLIED),
-    "multipliers-sampled": Case(multiplied(UPPER), **SAMPLED, **MULTIPLIED),
+    "multipliers": Case(multiplied(momentum, UPPER), **MULTIPLIED),
+    "multipliers-sampled": Case(multiplied(momentum, UPPER), **SAMPLED, **MULTIPLIED),
     "multipliers-outliers": Case(
-        multiplied(UPPER), **SAMPLED | {"inner": with_outliers}, **MULTIPLIED
+        multiplied(momentum, UPPER), **SAMPLED | {"inner": with_outliers}, **MULTIPLIED
     ),
-    "multipliers-filled": Case(multiplied(UPPER), **FILLED, **MULTIPLIED),
-    "multipliers-between-sampled": Case(multiplied(BETWEEN), **SAMPLED, **MULTIPLIED),
+    "multipliers-filled": Case(multiplied(momentum, UPPER), **FILLED, **MULTIPLIED),
+    "multipliers-between-sampled": Case(multiplied(momentum, BETWEEN), **SAMPLED, **MULTIPLIED),
     "sgd": plain(lambda m, r: sgd(m, 0.03 + 0.01 * r, weight_decay=0.05 * r)),
     "momentum": plain(lambda m, r: sgd(m, 0.02, momentum=0.6 + 0.1 * r, dampening=0.2 * r)),
     "adam": plain(lambda m, r: adam(m, r, weight_decay=0.02 * r)),
@@ -463,19 +437,22 @@ CASES: dict[str, Case] = {
     "two-sided": Case(two_sided(adam), inner=pairs, of=TRACKED),
     "alexr2-momentum": Case(alexr2(momentum, (2, 4, 4)), of=TRACKED, independent=True),
     "alexr2-adam": Case(alexr2(adam, (3, 5, 1)), of=TRACKED, **SAMPLED),
-    "sonx": Case(sonx, of=TRACKED),
-    "sox": Case(sox, of=TRACKED, **SAMPLED),
+    "sonx": Case(unsmoothed(rising, fcco.methods.sonx, fcco.outer.Absolute), of=TRACKED),
+    "sox": Case(
+        unsmoothed(rising, fcco.methods.sox, fcco.outer.SquaredHinge), of=TRACKED, **SAMPLED
+    ),
     "icppac": Case(lagrangian(step(), constant, (3, 3, 6)), of=DUAL, independent=True),
     "icppac-cold": Case(lagrangian(momentum, cold), of=DUAL, **FILLED),
     "icppac-adam": Case(lagrangian(adam, constant), of=DUAL),
-    "ssg": Case(switching("one"), of=VALUES, independent=True),
-    "ssg-scheduled": Case(switching("scheduled"), of=VALUES),
-    "ssg-rows": Case(switching("one"), of=VALUES, inner=by_row, indexed=True),
+    "ssg": Case(switching(rising), of=VALUES, independent=True),
+    "ssg-scheduled": Case(switching(rising, FALLING), of=VALUES),
+    "ssg-rows": Case(switching(rising), of=VALUES, inner=by_row, indexed=True),
     "ooa-kl": Case(online(momentum), of=GROUPS, **GROUPED),
     "ooa-euclidean": Case(online(momentum, geometry="euclidean"), of=GROUPS, independent=True,
                           **GROUPED),
     "ooa-tracked": Case(
-        tracked_weights, of=(("group_weights", lambda o: o.term.weights), *VALUES), **GROUPED
+        tracked_weights(rising),
+        of=(("group_weights", lambda o: o.term.weights), *VALUES), **GROUPED,
     ),
     "ctc-dro": Case(online(adam, gamma=0.4, offset=0.5), of=GROUPS, **GROUPED),
     "ooa-batch": Case(online(adam, scaling="batch"), of=GROUPS, **GROUPED),
@@ -496,7 +473,7 @@ CASES: dict[str, Case] = {
         automatic(momentum, lambda run: fcco.outer.Hinge(1.0 + run)), of=LEARNED,
                               **SAMPLED),
     "coupled-automatic-pairs": Case(
-        automatic(adam, lambda run: fcco.outer.TwoSidedHinge(0.1, 2.0 + run), dim=2, tolerance=0.0),
+        automatic(adam, lambda run: fcco.outer.TwoSidedHinge(0.1, 2.0 + run), dim=2, far=0.0),
         inner=pairs, of=LEARNED),
     "coupled-automatic-weak": Case(automatic(momentum, at_its_limit), of=TRACKED, **SAMPLED),
     "cvar-corrected": Case(cvar(momentum, smoothing=positive, correction="auto", read="old"),

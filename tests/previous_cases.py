@@ -18,11 +18,11 @@ def network(*middle: nn.Module) -> Any:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), *middle, nn.Linear(5, 1)).double()
 
 
-def moved(model: nn.Module, extra=(), optimizer=None, steps: int = 2):
+def moved(model: nn.Module, extra=(), optimizer=None, steps: int = 2, **options: Any):
     """Take steps; return the object under test and a copy of the model at w_{t-1}."""
     if optimizer is None:
         optimizer = torch.optim.SGD([*model.parameters(), *extra], lr=0.3)
-    previous = fcco.previous.PreviousParameters(model, optimizer)
+    previous = fcco.previous.PreviousParameters(model, optimizer, **options)
     for _ in range(steps):
         before = copy.deepcopy(model)
         optimizer.zero_grad()

@@ -6,7 +6,6 @@ h_k(w) <= tolerance_k given by samples, and the loss g0(w) = |w - m|^2 / 2.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -27,17 +26,13 @@ def li2024(
     read: str,
     tolerance: Array,
     margin: float = 0.0,
-    ramp: int = 0,
 ) -> tuple[Array, Array]:
     """Squared hinge with moving averages; the iterates and the final u."""
     rng = np.random.default_rng(1)
     m = problem.num_inner
     u = np.full(m, np.nan)
     path = []
-    for t in range(steps):
-        weight = rho
-        if ramp:  # half a cosine, from epoch t+1 of `ramp`
-            weight = rho * 0.5 * (1 + math.cos(math.pi + math.pi * min((t + 1) / ramp, 1.0)))
+    for _ in range(steps):
         sampled = problem.draw(rng)
         G = np.zeros_like(w)
         for k, batch, _ in sampled:
@@ -48,7 +43,7 @@ def li2024(
                 before, after = u[k], (1 - gamma) * u[k] + gamma * h
             u[k] = after
             excess = (after if read == "new" else before) - tolerance[k] + margin
-            G += weight * max(excess, 0.0) * problem.jacobian(w, k, batch)[0]
+            G += rho * max(excess, 0.0) * problem.jacobian(w, k, batch)[0]
         G = w - problem.m + G / len(sampled)
         w = update(w, G)
         path.append(w.copy())
@@ -66,12 +61,11 @@ def yang2025(
     correction: float,
     tolerance: Array,
     margin: float = 0.0,
-    horizon: int = 1000,
-) -> tuple[Array, Array, Array]:
-    """Hinge with SONX; the iterates, the final u, and the averaged multipliers."""
+) -> tuple[Array, Array]:
+    """Hinge with SONX; the iterates and the final u."""
     rng = np.random.default_rng(1)
     m = problem.num_inner
-    u, average, visits = np.full(m, np.nan), np.zeros(m), np.zeros(m)
+    u = np.full(m, np.nan)
     w_prev = w.copy()
     path = []
     for _ in range(steps):
@@ -88,13 +82,8 @@ def yang2025(
                 G += rho * problem.jacobian(w, k, batch)[0]
         G = w - problem.m + G / len(sampled)
         w_prev, w = w, w - lr * G
-        for k in range(m):
-            if not np.isnan(u[k]):
-                nu = rho / m if u[k] - tolerance[k] + margin > 0 else 0.0
-                visits[k] = min(visits[k] + 1, horizon)
-                average[k] += (nu - average[k]) / visits[k]
         path.append(w.copy())
-    return np.array(path), u, average
+    return np.array(path), u
 
 
 def liu2025(

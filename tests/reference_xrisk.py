@@ -256,29 +256,6 @@ class PartialAUC(Binary):
         return value, per_block(block, jacobian, slope / len(u))
 
 
-class SoftPartialAUC(Binary):
-    """The forms "kl", with g_i = mean_j exp(l / tau); `outer_tau` makes it the two-way one."""
-
-    tau = 1.0
-    outer_tau: float | None = None
-
-    def loss(self, ids: Array, h: Array) -> tuple[float, Array]:
-        pos, neg, block = self.split(ids, h)
-
-        def exponential(d: Array) -> tuple[Array, Array]:
-            value, slope = self.pair(d)
-            return np.exp(value / self.tau), np.exp(value / self.tau) * slope / self.tau
-
-        g, jacobian = pairs(pos, neg, exponential)
-        _, u = self.averages["g"](block, g)
-        if self.outer_tau is None:
-            return self.tau * np.log(u).mean(), per_block(block, jacobian, self.tau / u / len(u))
-        power = self.tau / self.outer_tau
-        _, (v,) = self.averages["v"](np.array([0]), np.array([(u**power).mean()]))
-        slope = self.outer_tau / v * power * u ** (power - 1) / len(u)
-        return self.outer_tau * np.log(v), per_block(block, jacobian, slope)
-
-
 class Ranking(Reference):
     """NDCG, of the top k unless that is None, and with `entropy` listwise cross-entropy."""
 

@@ -100,7 +100,7 @@ def test_a_strongly_convex_term_is_the_inner_step_of_a_proximal_point():
         torch.optim.SGD(model.parameters(), lr=1.0), nu=0.4, eta=0.05, inner_steps=100
     )
     objective = build(model, fcco.outer.Hinge(RHO), optimizer=proximal, dual_step=0.3, theta=0.6)
-    steps = {"eta": 0.05, "alpha": 0.3, "theta": 0.6, "nu": 0.4}
+    steps: Any = {"eta": 0.05, "alpha": 0.3, "theta": 0.6, "nu": 0.4}
     path, _ = dual.alexr(problem, START, 40, conjugate_prox=dual.hinge_dual(RHO), **steps)
     ours = run_ours(objective, model, problem, 40)
     np.testing.assert_allclose(ours, path, rtol=0, atol=1e-12)

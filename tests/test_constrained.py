@@ -128,6 +128,7 @@ def test_sampled_constraints_are_taken_or_refused(method):
     ("ssg", {"threshold": "wide"}, "'auto'"),
     ("sonex", PENALTY | {"speed": 9}, "`speed` (unknown)"),
     ("sonex", PENALTY | {"limits": 0}, "at least 1"),
+    ("sonex", PENALTY | {"smoothing": None}, "must be a number"),
     ("alexr", CASES["alexr"] | {"limits": "gap"}, "a dict of limits"),
     ("sonex", PENALTY | {"outer": fcco.outer.Hinge()}, "has its own weight"),
     ("sonex", {"outer": fcco.outer.CVaR(0.5), "smoothing": 0.1}, "dim=...)` is needed"),
@@ -141,7 +142,7 @@ def test_sampled_constraints_are_taken_or_refused(method):
 def test_wrong_words_and_settings(method, settings, message):
     model = Point(np.zeros(M))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         constrained(model, optimizer, method=method, **{"limits": M} | settings)
 
 

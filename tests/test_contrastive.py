@@ -366,6 +366,23 @@ def pickled(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copy_goes_on_as_the_original_does(copied):
+    original, _ = build(Backbones(8), gamma=0.6, **INDIVIDUAL)
+
+    def step(objective: Any, ids: Tensor) -> dict[str, Tensor]:
+        objective(lambda: objective.model(ids), ids).backward()
+        objective.optimizer.step()
+        objective.optimizer.zero_grad()
+        state = (*objective.named_buffers(), *objective.model.named_parameters())
+        return {name: value.detach().clone() for name, value in state}
+
+    step(original, torch.arange(4))
+    twin, ids = copied(original), torch.arange(2, 6)
+    found = step(twin, ids)
+    torch.testing.assert_close(step(original, ids), found, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
 def test_no_copy_with_a_learned_temperature(copied):
     model = Backbones(8)
     objective, _ = build(model, temperature=lambda: model.log_tau.exp())

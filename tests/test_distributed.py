@@ -128,23 +128,6 @@ def test_the_correction_matters(name):
     assert apart(alone(name), alone(name, corrected=False)) > 1e-5
 
 
-def test_cases_hold_what_they_promise():
-    """Groups on both ranks, unequal and empty batches."""
-    shared, empty = 0, 0
-    for number in range(cases.STEPS):
-        one, two = cases.draw(number, 0, cases.uneven(number))
-        shared += len(set(cases.GROUP[one].tolist()) & set(cases.GROUP[two].tolist())) > 0
-        empty += 0 in cases.sometimes_empty(number)
-    assert shared > 0.9 * cases.STEPS and empty > 5
-    assert {len(set(cases.uneven(n))) for n in range(3)} == {1, 2}
-    without = [
-        int(cases.POSITIVE[batch].sum()) == 0
-        for number in range(cases.STEPS)
-        for batch in cases.draw(number, 0, cases.uneven(number))
-    ]
-    assert 3 <= sum(without) <= 8, "a rank without positives now and then"
-
-
 @pytest.mark.parametrize(
     ("strategy", "where"),
     [

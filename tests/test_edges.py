@@ -15,7 +15,6 @@ from problems import Point
 from torch import Tensor, nn
 
 import fcco
-from fcco import previous as swap
 from fcco.terms import DualTerm
 from fcco.tracker import theory_correction
 
@@ -154,27 +153,11 @@ def test_a_warm_up_that_is_refused_writes_no_term():
 # Violations of dual terms.
 
 
-def latest() -> fcco.tracker.InnerTracker:
-    return fcco.tracker.InnerTracker(1, gamma=1.0, correction=0.0, read="new", dtype=F64)
-
-
-def test_the_violation_of_a_dual_term_is_that_of_all_batches_of_the_step():
-    model = Point([1.0])
-    objective = fcco.Compositional(
-        model,
-        sgd(model),
-        DualTerm(fcco.outer.Hinge(), latest(), dual_step=1.0, tolerance=0.25),
-    )
-    for shift in (0.0, 2.0):
-        objective(lambda shift=shift: model.w + shift).backward()
-    objective.close()
-    assert objective.term.violation().item() == pytest.approx(2.0 - 0.25)
-
-
 def test_the_violation_of_a_dual_term_survives_a_nan_that_is_refused_late(monkeypatch):
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)  # as on a GPU
     model = Point([1.0])
-    term = DualTerm(fcco.outer.Hinge(), latest(), dual_step=1.0)
+    latest = fcco.tracker.InnerTracker(1, gamma=1.0, correction=0.0, read="new", dtype=F64)
+    term = DualTerm(fcco.outer.Hinge(), latest, dual_step=1.0)
     objective = fcco.Compositional(model, sgd(model), term)
     objective(lambda: model.w)
     objective.close()
@@ -183,63 +166,7 @@ def test_the_violation_of_a_dual_term_survives_a_nan_that_is_refused_late(monkey
     assert term.violation().item() == 1.0
 
 
-# The parameters before the step.
-
-
-class Normalised(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Linear(2, 3), nn.BatchNorm1d(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.layer(x)).sum(1)
-
-
-def stepped() -> tuple[Normalised, torch.optim.SGD, fcco.previous.PreviousParameters]:
-    torch.manual_seed(0)
-    model = Normalised()
-    optimizer = sgd(model)
-    previous = fcco.previous.PreviousParameters(model, optimizer)
-    model(torch.randn(4, 2)).square().sum().backward()
-    optimizer.step()
-    return model, optimizer, previous
-
-
-def test_running_out_of_memory_while_buffers_are_copied_changes_nothing(monkeypatch):
-    model, _, previous = stepped()
-    state = copy.deepcopy(model.state_dict())
-
-    def out_of_memory(*_: Any, **__: Any) -> None:
-        raise torch.OutOfMemoryError("no memory")
-
-    monkeypatch.setattr(swap, "copy_all", out_of_memory)
-    with pytest.raises(torch.OutOfMemoryError):
-        previous.evaluate(lambda: model(torch.ones(2, 2)))
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, state[name]), name
-
-
-def test_an_interrupt_inside_the_restoring_is_made_good_by_the_next_use(monkeypatch):
-    model, optimizer, previous = stepped()
-    state = copy.deepcopy(model.state_dict())
-    original, calls = swap._put, 0
-
-    def interrupted(*arguments: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:  # the one that restores
-            raise KeyboardInterrupt
-        original(*arguments)
-
-    monkeypatch.setattr(swap, "_put", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        previous.evaluate(lambda: model(torch.ones(2, 2)))
-    assert not torch.equal(model.layer.weight, state["layer.weight"])  # still at w_{t-1}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # its hook restores first
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, state[name]), name
+# Threads.
 
 
 def test_two_threads_in_one_objective_are_refused():

@@ -91,10 +91,26 @@ def test_equals_differences_formed_by_hand(kind):
 # Means over tokens.
 
 
-def by_tokens(rows: Tensor, values: np.ndarray, member: np.ndarray) -> np.ndarray:
-    """Of each group, the mean over tokens; (rows, groups) says who belongs where."""
-    weight = TOKENS[rows].numpy()[:, None] * member
+ONE_EACH = torch.nn.functional.one_hot(GROUP, GROUPS).bool()
+
+
+def by_tokens(values: Tensor, rows: Tensor, member: Tensor = ONE_EACH) -> Tensor:
+    """Of each group, the mean over tokens; (samples, groups) says who belongs where."""
+    weight = TOKENS[rows][:, None] * member[rows]
     return (weight * values[:, None]).sum(0) / weight.sum(0)
+
+
+def check_losses(objective: Any, rows: Tensor, member: Tensor = ONE_EACH) -> None:
+    """The tracked values at the first weights are differences from `OLD`, by tokens."""
+    expected = by_tokens(losses(make()[0], rows).detach() - OLD[rows], rows, member)
+    np.testing.assert_allclose(objective.group_losses(), expected, atol=1e-13)
+
+
+def check_gradient(model: nn.Linear, rows: Tensor, member: Tensor = ONE_EACH) -> None:
+    """That of the mean over all groups, at the first weights."""
+    found, (model, _) = gradient_of(model), make()
+    by_tokens(losses(model, rows), rows, member).mean().backward()
+    np.testing.assert_allclose(found, gradient_of(model), atol=1e-13)
 
 
 @pytest.mark.parametrize("numpy", [True, False])
@@ -103,9 +119,7 @@ def by_tokens(rows: Tensor, values: np.ndarray, member: np.ndarray) -> np.ndarra
 def test_tokens_weigh_the_rows_also_over_several_calls(calls, overlapping, numpy, monkeypatch):
     monkeypatch.setattr(arrays, "USE_NUMPY", numpy)
     model, optimizer = make()
-    member = torch.nn.functional.one_hot(GROUP, GROUPS).bool()
-    if overlapping:
-        member = member | (torch.arange(ROWS)[:, None] % 5 == 0)
+    member = ONE_EACH | (overlapping & (torch.arange(ROWS)[:, None] % 5 == 0))
     given = member if overlapping else GROUP
     settings: Any = {"smoothing": 1e6, "gamma": 1.0}  # all groups alike
     reference = ReferenceLosses(OLD, TOKENS)
@@ -115,18 +129,9 @@ def test_tokens_weigh_the_rows_also_over_several_calls(calls, overlapping, numpy
         loss = objective(lambda p=part: losses(model, p), given[part], rows=part)
     if calls == 1:
         loss.backward()
-        found = gradient_of(model)
-        model.zero_grad()
-        parts = losses(model, rows)
-        weight = TOKENS[rows][:, None] * member[rows]
-        means = (weight * parts[:, None]).sum(0) / weight.sum(0)
-        means.mean().backward()
-        expected = gradient_of(model)
-        np.testing.assert_allclose(found, expected, atol=1e-13)
-    difference = (losses(model, rows).detach() - OLD[rows]).numpy()
+        check_gradient(model, rows, member)
     objective.close()
-    expected = by_tokens(rows, difference, member[rows].numpy().astype(float))
-    np.testing.assert_allclose(objective.group_losses(), expected, atol=1e-13)
+    check_losses(objective, rows, member)
 
 
 def test_a_warm_up_weighs_by_tokens_too():
@@ -135,10 +140,7 @@ def test_a_warm_up_weighs_by_tokens_too():
     objective = fcco.CVaRGroupDRO(model, optimizer, GROUPS, 0.5, reference=reference)
     parts = torch.arange(ROWS).split(9)
     objective.warm_up((lambda p=p: losses(model, p), GROUP[p], p) for p in parts)
-    rows = torch.arange(ROWS)
-    difference = (losses(model, rows).detach() - OLD).numpy()
-    expected = by_tokens(rows, difference, np.eye(GROUPS)[GROUP.numpy()])
-    np.testing.assert_allclose(objective.group_losses(), expected, atol=1e-13)
+    check_losses(objective, torch.arange(ROWS))
 
 
 def test_an_independent_batch_has_rows_of_its_own():
@@ -151,16 +153,9 @@ def test_an_independent_batch_has_rows_of_its_own():
         lambda: losses(model, rows), GROUP[rows], rows=rows,
         gradient=lambda: losses(model, other), gradient_index=GROUP[other], gradient_rows=other,
     ).backward()  # fmt: skip
-    found = gradient_of(model)
+    check_gradient(model, other)
     optimizer.step()
-    model, _ = make()
-    weight = TOKENS[other][:, None] * torch.nn.functional.one_hot(GROUP[other])
-    ((weight * losses(model, other)[:, None]).sum(0) / weight.sum(0)).mean().backward()
-    expected = gradient_of(model)
-    np.testing.assert_allclose(found, expected, atol=1e-13)
-    difference = (losses(model, rows).detach() - OLD[rows]).numpy()
-    expected = by_tokens(rows, difference, np.eye(GROUPS)[GROUP[rows].numpy()])
-    np.testing.assert_allclose(objective.group_losses(), expected, atol=1e-13)
+    check_losses(objective, rows)
 
 
 # State, reports, certificates.

@@ -112,38 +112,56 @@ def test_weights_solve_the_linear_program_of_cvar(ratio, smoothing):
 # The threshold as state.
 
 
+@pytest.mark.parametrize("read", ["old", "new"])
 @pytest.mark.parametrize("lam", [0.0, 0.3])
-def test_the_threshold_by_hand_with_accumulated_batches(lam):
+def test_the_threshold_by_hand_with_accumulated_batches(read, lam):
+    """Weights are those of the table before or after the batch, with its own best s."""
     number, ratio, gamma = 5, 0.4, 0.5
-    rng = np.random.default_rng(0)
-    u = rng.normal(size=number)
-    model = Point([0.0])
-    objective = dro(model, number, ratio, smoothing=lam, gamma=gamma, correction=0.0, read="old")
-    objective.term.tracker.set_values(None, torch.as_tensor(u))
-    before = np.nan
-    slope = lambda x: np.clip(x / lam, 0, 1 / ratio) if lam else (x > 0) / ratio  # noqa: E731
-    first = np.array([0, 1, 3])
-    s = threshold(torch.as_tensor(u), ratio, lam)[0].item()
-    for step in range(6):
-        batches = [first, rng.choice(number, 2, replace=False)]
-        fresh = [rng.normal(size=len(b)) for b in batches]
-        for index, values in zip(batches, fresh, strict=True):
+    rng = np.random.default_rng(1)
+    start, model = rng.normal(size=number), Point([0.0])
+    objective = dro(model, number, ratio, smoothing=lam, gamma=gamma, correction=0.0, read=read)
+    objective.term.tracker.set_values(None, torch.as_tensor(start))
+
+    def best_of(u: np.ndarray) -> Any:
+        return minimize_scalar(
+            of_threshold, bounds=(u.min() - 2, u.max()), args=(u, ratio, lam), method="bounded"
+        )
+
+    for _ in range(6):
+        samples: list[list[float]] = [[] for _ in range(number)]
+        after, before = start, objective.threshold.item()
+        for _ in range(2):  # two batches before the optimizer steps
+            index, values = rng.choice(number, 3, replace=False), rng.normal(size=3)
+            for i, value in zip(index, values, strict=True):
+                samples[i].append(value)
             data = torch.as_tensor(values).requires_grad_()
             objective(lambda data=data: data + 0 * model.w, torch.as_tensor(index)).backward()
-            expected = slope(u[index] - s) / len(index)  # u before this step, and this s
-            if lam == 0:  # the group at the kink has what is left of 1
-                at_kink = number - (u > s).sum() / ratio
-                expected = np.where(u[index] == s, at_kink / len(index), expected)
-            np.testing.assert_allclose(data.grad, expected)  # type: ignore[arg-type]
-            kept = objective.threshold.item()
-            assert kept == pytest.approx(before, nan_ok=True), f"s waits for step {step}"
-        for i in np.union1d(*batches):
-            samples = np.concatenate([v[b == i] for b, v in zip(batches, fresh, strict=True)])
-            u[i] = (1 - gamma) * u[i] + gamma * samples.mean()
+            after = np.array([
+                (1 - gamma) * u_i + gamma * np.mean(seen) if seen else u_i
+                for u_i, seen in zip(start, samples, strict=True)
+            ])  # fmt: skip
+            u = start if read == "old" else after
+            best, top = best_of(u), 1 / ratio
+            found = data.grad.numpy() * len(index)  # type: ignore[union-attr]
+            if lam:
+                # A group within the zone tells the s that its gradient was made with.
+                for value, share in zip(u[index], found, strict=True):
+                    if 1e-9 < share < top - 1e-9:
+                        s = value - lam * share
+                        assert of_threshold(s, u, ratio, lam) <= best.fun + 1e-9
+                expected = np.clip((u[index] - best.x) / lam, 0, top)
+                np.testing.assert_allclose(found, expected, atol=1e-4)
+            elif read == "old":  # the group at the kink has what is left of 1
+                s = np.sort(u)[-2]
+                expected = np.where(u[index] == s, number - top, (u[index] > s) * top)
+                np.testing.assert_allclose(found, expected)
+            assert objective.threshold.item() == pytest.approx(before, nan_ok=True, abs=0)
         objective.optimizer.step()  # type: ignore[union-attr]
-        before = s = threshold(torch.as_tensor(u), ratio, lam)[0].item()
-        assert objective.threshold.item() == pytest.approx(s)
-        np.testing.assert_allclose(objective.group_losses(), u)
+        reached = of_threshold(objective.threshold.item(), after, ratio, lam)
+        assert reached <= best_of(after).fun + 1e-9
+        np.testing.assert_allclose(objective.group_losses(), after)
+        assert objective.group_weights().sum().item() == pytest.approx(1)
+        start = after
 
 
 @pytest.mark.parametrize("read, lam", [("new", 0.0), ("old", 0.2), ("old", 0.0)])
@@ -215,44 +233,6 @@ def test_the_first_threshold_after_a_warm_up_knows_all_groups():
     dro(lambda: losses[:2] + 0 * model.weight.sum(), torch.tensor([0, 1]))
     dro.close()
     assert dro.threshold.item() == 3.0
-
-
-@pytest.mark.parametrize("lam", [0.0, 0.3])
-def test_with_the_new_u_the_threshold_belongs_to_it(lam):
-    """read="new": loss and weights are those of the table after the batch, with its own best s."""
-    number, ratio, gamma = 5, 0.4, 0.5
-    rng = np.random.default_rng(1)
-    start, model = rng.normal(size=number), Point([0.0])
-    objective = dro(model, number, ratio, smoothing=lam, gamma=gamma, correction=0.0, read="new")
-    objective.term.tracker.set_values(None, torch.as_tensor(start))
-    for _ in range(6):
-        samples: list[list[float]] = [[] for _ in range(number)]
-        before = objective.threshold.item()
-        for _ in range(2):  # two batches before the optimizer steps
-            index, values = rng.choice(number, 3, replace=False), rng.normal(size=3)
-            for i, value in zip(index, values, strict=True):
-                samples[i].append(value)
-            data = torch.as_tensor(values).requires_grad_()
-            objective(lambda data=data: data + 0 * model.w, torch.as_tensor(index)).backward()
-            u = np.array([
-                (1 - gamma) * u_i + gamma * np.mean(seen) if seen else u_i
-                for u_i, seen in zip(start, samples, strict=True)
-            ])  # fmt: skip
-            of_s = lambda s, u=u: of_threshold(s, u, ratio, lam)  # noqa: E731
-            best: Any = minimize_scalar(of_s, bounds=(u.min() - 2, u.max()), method="bounded")
-            if lam:
-                # A group within the zone tells the s that its gradient was made with.
-                found, top = data.grad.numpy() * len(index), 1 / ratio  # type: ignore[union-attr]
-                for value, share in zip(u[index], found, strict=True):
-                    if 1e-9 < share < top - 1e-9:
-                        assert of_s(value - lam * share) <= best.fun + 1e-9
-                expected = np.clip((u[index] - best.x) / lam, 0, top)
-                np.testing.assert_allclose(found, expected, atol=1e-4)
-            assert objective.threshold.item() == pytest.approx(before, nan_ok=True, abs=0)
-        objective.optimizer.step()  # type: ignore[union-attr]
-        assert of_s(objective.threshold.item()) <= best.fun + 1e-9
-        assert objective.group_weights().sum().item() == pytest.approx(1)
-        start = u
 
 
 def cvar_by_sorting(losses: np.ndarray, ratio: float) -> float:

@@ -151,6 +151,15 @@ def test_the_shape_of_a_batch(
     assert len(sampler) == -(-len(ids) // (shape[0] * shape[1]))
 
 
+@pytest.mark.parametrize(
+    ("small_groups", "counts"), [("repeat", {0: 10, 1: 10, 2: 10}), ("all", {0: 1, 1: 3, 2: 10})]
+)
+def test_groups_smaller_than_their_share(small_groups: str, counts: dict[int, int]) -> None:
+    ids = np.repeat([0, 1, 2], [1, 3, 100])
+    sampler = GroupBatchSampler(ids, batch_size=30, small_groups=small_groups)
+    assert Counter(ids[sampler.draw()].tolist()) == counts
+
+
 @pytest.mark.parametrize("small_groups", ["repeat", "all"])
 def test_each_sample_is_used_once_per_pass(small_groups: str) -> None:
     ids = uneven(seed=3, low=1)  # some groups are smaller than per_group

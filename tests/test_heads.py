@@ -134,3 +134,12 @@ def test_the_gram_matrix_grows_by_a_diagonal_matrix(start, rank):
         assert (by_down == 0).all()
         plain = gram(task_losses(module, False)[0], TASKS, base)
         torch.testing.assert_close(shared_part, plain)  # the same without heads
+
+
+def test_a_head_sees_its_share_of_the_gradient(rank=6):
+    """|A^T G|^2 is r/in |G|^2 on average."""
+    slope = gradients_of_the_layer(heads())
+    seen = [(heads(rank, seed=seed).down.mT @ slope).square().sum() for seed in range(100)]
+    share = torch.stack(seen).mean() / slope.square().sum()
+    # That of one head varies by at most sqrt(2 r) / in; the heads of 100 are averaged.
+    assert share.item() == pytest.approx(rank / IN, abs=5 * (2 * rank / 100) ** 0.5 / IN)

@@ -1,4 +1,4 @@
-"""Rows set apart: shares of groups by counting, partners of a batch, values and gradients."""
+"""Rows set apart: shares of groups by counting, partners of a batch."""
 
 from __future__ import annotations
 

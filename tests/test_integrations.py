@@ -456,7 +456,7 @@ def test_lightning_resume(tmp_path, case, workers):
 
 def test_lightning_resume_after_validation_within_an_epoch(tmp_path):
     callbacks = [checkpoints(tmp_path, save_on_train_epoch_end=False)]
-    options = {"max_epochs": 3, "val_check_interval": 0.5}
+    options: dict[str, Any] = {"max_epochs": 3, "val_check_interval": 0.5}
     whole = fit(tmp_path, None, loader(), callbacks=callbacks, **options)
     assert_same(whole.net, whole.objective, plain_groups())
     for step in (2, 4):
@@ -475,7 +475,7 @@ def test_lightning_leaves_an_epoch_that_was_cut_short(tmp_path, workers):
 
 def test_lightning_loaders_made_anew(tmp_path):
     """`train_dataloader` is called again for each epoch; the new sampler goes on."""
-    options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+    options: dict[str, Any] = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
     whole = fit(tmp_path, callbacks=[checkpoints(tmp_path, every_n_train_steps=1)], **options)
     assert_same(whole.net, whole.objective, plain_groups())
     for step in (STEPS, STEPS + 1):  # Lightning skips the start of an epoch that was at its end
@@ -499,7 +499,7 @@ def test_lightning_steps_the_optimizer_of_the_method(tmp_path):
 
     task = fit(tmp_path, task=Task(), max_epochs=-1, max_steps=5)
     task.trainer.save_checkpoint(tmp_path / "middle.ckpt")
-    options = {"max_epochs": -1, "max_steps": 3 * STEPS}
+    options: dict[str, Any] = {"max_epochs": -1, "max_steps": 3 * STEPS}
     task = fit(tmp_path, path="middle.ckpt", task=Task(), **options)
     assert distance(task.net, plain_limited()) == 0.0
 

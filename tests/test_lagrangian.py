@@ -1,4 +1,4 @@
-"""OSS and ICPPAC against literal transcriptions, their invariants, and known KKT points."""
+"""OSS and ICPPAC against literal transcriptions, cvxpy and laws of their rounds."""
 
 from __future__ import annotations
 
@@ -155,14 +155,15 @@ def test_frozen_and_unused_parameters_stay(make):
         if not unused:
             del net.unused
         objective = make(
-            net, torch.optim.SGD(net.parameters(), lr=0.2), 2, proximal=0.5, inner_steps=3,
-            tolerance=0.05,
+            net, torch.optim.SGD(net.parameters(), lr=0.2, weight_decay=0.1), 2, proximal=0.5,
+            inner_steps=3, tolerance=0.05,
         )  # fmt: skip
         for _ in range(8):
             take_step(objective, lambda net=net: (net(X).mean(), net(X).square().mean(0)))
         assert not unused or net.unused.tolist() == [1.0, 1.0]
         ends.append([p.detach() for p in net.layers.parameters()])
-    assert all(map(torch.equal, *ends)) and torch.equal(ends[0][1], Net().layers[0].bias)
+    frozen: Any = Net().layers[0].bias
+    assert all(map(torch.equal, *ends)) and torch.equal(ends[0][1], frozen)
 
 
 # The wrapped optimizer.
@@ -172,18 +173,20 @@ def test_the_average_of_a_bfloat16_model_is_wide_also_after_loading():
     def make() -> tuple[nn.Parameter, ProximalRound]:
         w = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
         term: Any = SimpleNamespace(multiplier=torch.zeros(1))
-        rule = Icppac(proximal=0.1, inner_steps=100)
+        rule = Icppac(proximal=1e-9, inner_steps=100)  # nearly no pull
         rounds = ProximalRound(torch.optim.SGD([w], lr=1.0), rule, term)
         return w, rounds
 
-    (w, rounds), (other, again) = make(), make()
+    (w, rounds), (other, again), path = make(), make(), []
     for step in range(100):
         if step == 50:
             again.load_state_dict(rounds.state_dict())
             other.data.copy_(w)
         for p, optimizer in ((w, rounds), (other, again)) if step >= 50 else ((w, rounds),):
-            p.grad = torch.full_like(p, 0.01)
+            p.grad = torch.full_like(p, 0.1 if step == 30 else 0.0)
             optimizer.step()
+        path.append(w[0].item())
+    assert path[-2] < 0.92 and w[0].item() == pytest.approx(np.mean(path[:-1]), abs=0.005)
     assert torch.equal(w, other) and rounds.round == again.round == 1
     assert rounds.round_begins
 
@@ -229,16 +232,8 @@ def test_the_parameters_stay_in_the_set():
 # Calls.
 
 
-def test_names_tolerances_margin_and_entries():
+def test_several_entries_of_a_constraint():
     model = Point([0.5, 0.1])
-    objective = oss(
-        model, sgd(model, 1.0), ["a", "b"], proximal=1.0, inner_steps=4, tolerance=[0.4, 0.0],
-        margin=0.2,
-    )  # fmt: skip
-    take_step(objective, lambda: (0 * model.w.sum(), {"b": model.w[1], "a": model.w[0]}))
-    assert objective.violation() == pytest.approx({"a": 0.1, "b": 0.1})
-    assert objective.multipliers() == pytest.approx({"a": 0.15, "b": 0.15})
-    assert objective.method == "oss" and not objective.term.tracker.sampled
     pooled = icppac(model, sgd(model), 2, proximal=1.0, inner_steps=4, tau=1.0)
     index = torch.tensor([1, 0, 0])
     noise = torch.tensor([0.0, 0.3, -0.1], dtype=DOUBLE)
@@ -248,7 +243,6 @@ def test_names_tolerances_margin_and_entries():
     torch.testing.assert_close(pooled.multipliers(), y)
     assert loss.item() == pytest.approx((y @ y).item())
     assert pooled.term.value().item() == pytest.approx((y @ y).item())
-    assert pooled.method == "icppac"
 
 
 def test_no_objective_means_a_search_for_a_feasible_point():

@@ -37,7 +37,7 @@ def test_squared_hinge(read, kind, by_name):
         tolerance=TOLERANCE.tolist(), margin=0.05, **default,
     )  # fmt: skip
     expected, u = rival.li2024(
-        PROBLEM, START, STEPS, update, rho=4.0, gamma=0.3, read=read, ramp=0,
+        PROBLEM, START, STEPS, update, rho=4.0, gamma=0.3, read=read,
         tolerance=TOLERANCE, margin=0.05,
     )  # fmt: skip
     follow(objective, model, PROBLEM, expected, True, names=NAMES if by_name else None)
@@ -56,9 +56,9 @@ def test_hinge(correction, by_name):
         model, optimizer, NAMES if by_name else NUMBER, "hinge", penalty=2.0, gamma=0.3,
         correction=correction, tolerance=TOLERANCE.tolist(), margin=0.05,
     )  # fmt: skip
-    expected, u, _ = rival.yang2025(
+    expected, u = rival.yang2025(
         PROBLEM, START, STEPS, 0.02, rho=2.0, gamma=0.3, tolerance=TOLERANCE, margin=0.05,
-        correction=0.7 * 3 / NUMBER if correction == "auto" else correction, horizon=1000,
+        correction=0.7 * 3 / NUMBER if correction == "auto" else correction,
     )  # fmt: skip
     follow(objective, model, PROBLEM, expected, True, names=NAMES if by_name else None)
     np.testing.assert_allclose(objective.term.tracker.value[:, 0], u, rtol=0, atol=1e-12)

@@ -175,6 +175,13 @@ def test_a_compiled_model_is_evaluated_at_the_previous_point_without_recompiling
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
 
+def test_an_offloaded_copy_is_the_same_and_is_saved_as_the_same():
+    model = network()
+    previous, before, _ = moved(model, offload=True)
+    assert torch.equal(previous.evaluate(lambda: model(X)), before(X))
+    assert same(previous.state_dict(), moved(network())[0].state_dict())
+
+
 # When the previous parameters are copied, and how the copy is saved.
 
 

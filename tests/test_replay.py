@@ -114,6 +114,16 @@ def mixed(model: Any, optimizer: Any) -> Any:
     return fcco.constrained(model, optimizer, limits), function
 
 
+def every(model: Any, optimizer: Any) -> Any:
+    """All constraints in each step, without an index."""
+
+    def function(model: nn.Module, x: torch.Tensor) -> Any:
+        each = losses(model, x)
+        return each.mean(), each[:8].repeat(2)[:GROUPS]  # a batch may have 8 rows
+
+    return fcco.constrained(model, optimizer, GROUPS, tolerance=0.2), function
+
+
 def sonex(model: Any, optimizer: Any) -> Any:
     settings: Any = {"penalty": 3.0, "smoothing": 0.1, "gamma": 0.4, "correction": 0.0}
     return fcco.constrained(model, optimizer, GROUPS, "sonex", tolerance=0.2, **settings), pair
@@ -142,10 +152,10 @@ def batches(rows: int, seed: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("rows", [30, 8])  # more entries than groups, and fewer
-@pytest.mark.parametrize("build", [cvar, read_new, ooa, constrained, mixed, sonex, ranked])
+@pytest.mark.parametrize("build", [cvar, read_new, ooa, constrained, mixed, every, sonex, ranked])
 def test_programs_find_the_same(build, rows, record, monkeypatch):
     data = batches(rows)
-    if build is mixed:
+    if build in (mixed, every):
         data = [(x, None) for x, _ in data]
     expected = train(build, data)
     monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)

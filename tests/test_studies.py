@@ -14,11 +14,11 @@ from statistics import fmean
 import pytest
 
 from studies import publish
-from studies.runner import Job, Result, Runner, available, short, tuned
+from studies.runner import Job, Runner, available, short, tuned
 
 
 @dataclass(frozen=True)
-class Square(Result):
+class Square:
     value: float
 
 

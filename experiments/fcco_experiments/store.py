@@ -40,9 +40,7 @@ _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, LOCK)
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
 TABLE, RUNS = "table.json", "runs.jsonl.gz"
 FLEET_FOLDER = "fleet"
-_SUMMARIES = (
-    TABLE, "table.md", "report.html", SWEEP, "settings.csv", "runs.jsonl", WINNERS, CONFIG,
-)  # fmt: skip
+_SUMMARIES = (TABLE, "table.md", "report.html", SWEEP, "settings.csv", WINNERS, CONFIG)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 
@@ -253,6 +251,15 @@ def differences(
     return [*changes[:8], f"and {more} more differences"] if more > 1 else changes
 
 
+def refuse(what: str, changes: Sequence[str]) -> None:
+    """Raise an error if files are those of other runs."""
+    if changes:
+        raise FolderError(
+            f"{what}: {'; '.join(changes)}. Choose another place with --out, or start anew with "
+            "--overwrite."
+        )
+
+
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, entry in value.items():
         if isinstance(entry, Mapping):
@@ -372,7 +379,6 @@ def read_checkpoint(
     """
     if not path.exists():
         return None
-    way_out = f"Delete {path} to start anew, or give --overwrite for all runs."
     try:
         whole = memoryview(path.read_bytes())
         if hashlib.sha256(whole[:-32]).digest() != whole[-32:]:
@@ -380,15 +386,14 @@ def read_checkpoint(
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch, pickle and zipfile raise different ones
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise FolderError(f"The checkpoint {path} cannot be read: {reason}. {way_out}") from error
+        raise FolderError(
+            f"The checkpoint {path} cannot be read: {reason}. Delete it to begin this run anew."
+        ) from error
     changes = differences(content["spec"])
     if content["fingerprint"] != fingerprint:
         words = f"the data were {content['fingerprint'][:12]} and are {fingerprint[:12]} now"
         changes = [*changes, words]
-    if changes:
-        raise FolderError(
-            f"The checkpoint {path} is that of another run: {'; '.join(changes)}. {way_out}"
-        )
+    refuse(f"The checkpoint {path} is that of another run", changes)
     return content
 
 
@@ -553,9 +558,6 @@ def finished_in_fleets(out: Path, specs: Iterable[RunSpec]) -> set[str]:
     finished = [spec for spec in specs if spec.label in lines]
     for spec in finished:
         saved = {"method": lines[spec.label]["method"]}
-        if changes := differences(saved, {"method": plain(spec.method)}):
-            raise FolderError(
-                f"{out / FLEET_FOLDER} has another run {spec.label}: {'; '.join(changes)}. Choose "
-                "another place with --out, or start anew with --overwrite."
-            )
+        changes = differences(saved, {"method": plain(spec.method)})
+        refuse(f"{out / FLEET_FOLDER} has another run {spec.label}", changes)
     return {spec.label for spec in finished}

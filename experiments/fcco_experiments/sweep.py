@@ -35,7 +35,7 @@ from . import config as configs
 from . import store, tasks
 from .config import ConfigError, from_plain, plain
 from .run import Plan, plan
-from .store import COMPARISON, SWEEP, Comparison, SavedRun
+from .store import COMPARISON, SWEEP, Comparison
 from .store import read_sweep as read
 from .task import Experiment, Method, Row, Rule, Task
 
@@ -196,7 +196,7 @@ def rule_of(task: Task, config: Any) -> Rule:
 
 
 def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -> dict[str, Any]:
-    """Rank the settings of each method; write `sweep.json.gz`, `runs.jsonl`, `winners.yaml`.
+    """Rank the settings of each method; write `sweep.json.gz` and `winners.yaml`.
 
     The task scores the last figures of a setting, averaged over the tuning seeds: a limit is
     compared with the mean, not with each noisy figure. Figures whose name begins with `test` are
@@ -206,9 +206,13 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
     comparison = store.load_comparison(out)
     task = tasks.get(comparison.meta["task"], saved=True)
     config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
-    settings = [*_earlier(out, config, settings), *settings]
     rule = rule_of(task, config)
-    entries = [_entry(rule, setting, comparison) for setting in settings]
+    tried = {entry["name"]: entry["setting"] for entry in (read(out) or {}).get("settings", ())}
+    tried |= {setting.name: setting.values for setting in settings}
+    entries = [
+        _entry(rule, name, tried.get(name, plain(method)), comparison)
+        for name, method in config.methods.items()
+    ]
     ranking: dict[str, list[str]] = {}
     for entry in sorted(entries, key=lambda entry: (entry["score"] is None, entry["score"] or [])):
         ranking.setdefault(entry["method"], []).append(entry["name"])
@@ -224,33 +228,15 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
         "winners": winners,
     }
     store.write_packed(out / SWEEP, [sweep])
-    store.write_rows(out / "runs.jsonl", map(_line, comparison.runs))
-    methods = {setting.name: setting.method for setting in settings}
-    best = dataclasses.replace(
-        config,
-        methods={name: methods[winner] for name, winner in winners.items()},
-        seeds=tuple(final_seeds),
-    )
+    methods = {name: config.methods[winner] for name, winner in winners.items()}
+    best = dataclasses.replace(config, methods=methods, seeds=tuple(final_seeds))
     head = f"# Winners of a sweep. Rule: {' '.join(rule.text.split())}\n"
     store.write_text(out / store.WINNERS, head + configs.dump(best))
     return sweep
 
 
-def _earlier(out: Path, config: Any, settings: Sequence[Setting]) -> list[Setting]:
-    """Settings of the folder that an earlier sweep tried."""
-    sweep = read(out) or {"settings": []}
-    values = {entry["name"]: entry["setting"] for entry in sweep["settings"]}
-    names = {setting.name for setting in settings}
-    earlier = []
-    for name, method in config.methods.items():
-        family, _, index = name.rpartition("@")
-        if name not in names and family:
-            earlier.append(Setting(family, int(index), values.get(name, plain(method)), method))
-    return earlier
-
-
-def _entry(rule: Rule, setting: Setting, comparison: Comparison) -> dict[str, Any]:
-    runs = [run for run in comparison.of(setting.name) if run.result is not None]
+def _entry(rule: Rule, name: str, values: Values, comparison: Comparison) -> dict[str, Any]:
+    runs = [run for run in comparison.of(name) if run.result is not None]
     rows = [without_test(run.figures) for run in runs]
     diverged = sum(run.diverged is not None for run in runs)
     complete = len(runs) == len(comparison.meta["seeds"])
@@ -258,9 +244,9 @@ def _entry(rule: Rule, setting: Setting, comparison: Comparison) -> dict[str, An
     score = list(rule.score(figures)) if complete and not diverged else []
     valid = bool(score) and not any(map(math.isnan, score))
     return {
-        "name": setting.name,
-        "method": setting.family,
-        "setting": setting.values,
+        "name": name,
+        "method": name.rpartition("@")[0],
+        "setting": values,
         "score": score if valid else None,
         "feasible": valid and rule.feasible(score),
         "diverged": diverged,
@@ -281,12 +267,3 @@ def _means(rows: Sequence[Row]) -> dict[str, float]:
         for key in keys
         if all(isinstance(row.get(key), (int, float)) for row in rows)
     }
-
-
-def _line(run: SavedRun) -> Row:
-    """A run as one flat line of a table, without test figures."""
-    method = {key: value for key, value in run.method.items() if key != "settings"}
-    method |= {f"settings.{key}": value for key, value in run.method["settings"].items()}
-    scalars = {k: v for k, v in without_test(run.figures).items() if isinstance(v, (int, float))}
-    head = {"name": run.name, "seed": run.seed, "diverged": run.diverged}
-    return {**head, **method, **scalars, "finished": run.result is not None}

@@ -232,8 +232,8 @@ class Page:
     Args:
         question: paragraphs: what was asked, for a reader who has not read the paper.
         references: methods that solve another problem, such as training without constraints.
-        clouds: plots of a sweep with a dot for each run (kind `"tradeoff"`), never of test data;
-            the trade-offs among the panels, on validation data, without them.
+        clouds: plots of a sweep (kind `"tradeoff"`), never of test data: the first whose figures
+            there are; the trade-offs among the panels, on validation data, without them.
     """
 
     title: str

@@ -19,15 +19,6 @@ from torch import Tensor, nn
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """So that figures do not depend on the machine; for every test of a file that imports it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     """A cache of its own; for every test of a file that imports it."""
     monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
@@ -73,24 +64,12 @@ def training(method: str = "sonex", seed: int = 0, **changes: Any) -> ContinualT
     return problem(**changes).start(METHODS[method], seed)
 
 
-def weights(run: ContinualTraining) -> Tensor:
-    """All weights in one vector."""
-    return torch.cat([each.detach().reshape(-1).clone() for each in run.model.parameters()])
-
-
 def moved(run: ContinualTraining, scale: float = 0.05) -> ContinualTraining:
     """Away from the old model, where every constraint is at its corner up to rounding."""
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for each in run.model.parameters():
             each.add_(scale * torch.randn(each.shape, generator=generator))
-    return run
-
-
-def steps(run: ContinualTraining, number: int) -> ContinualTraining:
-    """Make some steps."""
-    for _ in range(number):
-        run.step()
     return run
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 from dataclasses import replace
 from typing import Any
 
@@ -73,12 +72,6 @@ def start(method: str | Method, seed: int = 0, **changes: Any) -> FairnessTraini
     return FairnessTraining(config(**changes), chosen, seed, parts())
 
 
-def steps(run: Any, number: int) -> Any:
-    for _ in range(number):
-        run.step()
-    return run
-
-
 def with_settings(method: str, **settings: Any) -> Method:
     """A method of `METHODS` with other settings."""
     return replace(METHODS[method], settings=METHODS[method].settings | settings)
@@ -90,32 +83,6 @@ def in_double(run: FairnessTraining) -> FairnessTraining:
     run.parts = {n: replace(p, inputs=p.inputs.double()) for n, p in run.parts.items()}
     run.train = run.parts["train"]
     return run
-
-
-def weights(run: FairnessTraining) -> torch.Tensor:
-    """All parameters as one vector."""
-    return torch.cat([p.detach().flatten() for p in run.model.parameters()]).clone()
-
-
-def stored(state: Any) -> Any:
-    """What comes back from a file."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two states are bitwise equal, but for seconds."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one.nan_to_num(7.5), other.nan_to_num(7.5))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(
-            same(one[key], other[key]) for key in one if key != "seconds"
-        )
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 def sigmoid(x: Any) -> Any:

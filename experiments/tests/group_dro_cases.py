@@ -5,23 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import pytest
 import torch
 from fcco_experiments.data.grouped import GroupedPart, Samples, Vectors, cut_within_groups, part
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.group_dro.training import GroupDRO, GroupDROTraining
 from fcco_experiments.tasks.network import Classifier
 from torch import Tensor, nn
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So that figures do not depend on the machine; for every test of a file that imports it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 CONFIG = GroupDRO(
     data="none", epochs=3, ratio=0.3, batch=24, groups_per_batch=4, hidden=(7,), evaluate_batch=50
@@ -97,15 +86,3 @@ def training(
     own = METHODS[method] if isinstance(method, str) else method
     device = torch.device("cpu")
     return GroupDROTraining(config, own, seed, model, samples, parts, summary, device)
-
-
-def weights(run: GroupDROTraining) -> Tensor:
-    """All weights in one vector."""
-    return torch.cat([each.detach().reshape(-1).clone() for each in run.model.parameters()])
-
-
-def steps(run: GroupDROTraining, number: int) -> GroupDROTraining:
-    """Make some steps."""
-    for _ in range(number):
-        run.step()
-    return run

@@ -48,11 +48,6 @@ FOLDERS = {
     "fog_driving": 6, "storm": 4, "sunrise": 3,
 }  # fmt: skip
 """Photos in each."""
-MERGED = {
-    "sunny": "clear", "shine": "clear", "cloudy": "cloudy", "clouds": "cloudy", "rainy": "rainy",
-    "rain": "rainy", "snowy": "snowy", "fog": "foggy", "fog_driving": "foggy", "storm": "stormy",
-    "sunrise": "sunrise",
-}  # fmt: skip
 
 
 def photos() -> dict[str, bytes]:

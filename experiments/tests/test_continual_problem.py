@@ -13,11 +13,8 @@ from continual_cases import (
     METHODS,
     TinyClip,
     TinyImages,
-    one_thread,  # noqa: F401 (used by being here)
-    own_cache,  # noqa: F401
+    own_cache,  # noqa: F401 (used by being here)
     problem,
-    steps,
-    weights,
     with_backbones,
 )
 from fcco_experiments import tasks
@@ -25,6 +22,7 @@ from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.tasks.continual.model import Texts
 from fcco_experiments.tasks.continual.problem import ContinualProblem
 from fcco_experiments.tasks.continual.training import by_class
+from task_cases import one_thread, steps, weights  # noqa: F401 (one_thread is used by being here)
 
 SONEX = METHODS["sonex"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,10 @@ from fcco_experiments import config as configs
 from fcco_experiments import sweep as sweeps
 from fcco_experiments.task import Method, Row
 from fcco_experiments.tasks.continual import TASK, Continual
-from fcco_experiments.tasks.continual.training import METHODS as WORDS
-from fcco_experiments.tasks.continual.training import build, by_class, changes
+from fcco_experiments.tasks.continual.training import build
 from fcco_experiments.tasks.judge import judge
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-
-
-NAMES = [n for n in configs.names(TASK) if n != "base" and not n.startswith("methods")]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_config_loads_and_fits_its_methods(name: str) -> None:
-    for quick in (False, True):
-        loaded = configs.load(TASK, name, quick=quick)
-        assert loaded.methods and TASK.check(loaded) == []
 
 
 @pytest.mark.parametrize("data", ["weather", "bdd100k-subset"])
@@ -182,31 +170,6 @@ def test_a_choice_on_validation_data_is_the_mean_accuracy_of_all_classes() -> No
     assert shown[rule.objective] == "higher"
 
 
-def numbers(text: str) -> list[str]:
-    return re.findall(r"-?\d+\.\d+(?: ± \d+\.\d+)?", text)
-
-
-def test_the_largest_gain_of_those_that_keep_wins() -> None:
-    methods = {
-        "sonex": rows("test_target_gain", 0.40, 0.42, 0.44, test_forgetting=0.03),
-        "sonx": rows("test_target_gain", *[0.2] * 3),
-        "sox": forgetful(0.03, 0.03, 0.04, test_target_gain=0.9),
-        "plain": forgetful(0.20, 0.20, 0.21, test_target_gain=0.5),
-    }
-    said = TASK.verdict(config(), methods)
-    # Who, its gain, what is forgotten beyond the limit, both of plain fine-tuning, the limit.
-    assert said[0].startswith("sonex wins")
-    found = ["0.420 ± 0.020", "0.0000 ± 0.0000", "0.500 ± 0.000", "0.1933 ± 0.0058", "0.01"]
-    assert numbers(said[0]) == found
-    # Student's t over three seeds: 0.22 -+ 4.303 * 0.02 / sqrt 3.
-    assert said[1].startswith("2 of 3 methods")
-    assert numbers(said[1]) == ["0.000", "0.030", "0.220", "0.170", "0.270"]
-    assert numbers(said[2])[0] == "0.480" and "sox" in said[2]
-    # One run of three beyond the limit may be chance.
-    methods["sox"] = [*rows("test_target_gain", 0.9, 0.9), *forgetful(0.02, test_target_gain=0.9)]
-    assert TASK.verdict(config(), methods)[0].startswith("Not decided: sonex")
-
-
 def test_settings_of_one_method_are_chosen_by_the_rule_and_not_by_test_data() -> None:
     methods = {
         "sonex": rows("val_target_accuracy", *[0.9] * 3, test_target_gain=0.1),
@@ -230,29 +193,6 @@ def test_what_chooses_settings_judges_the_methods_too() -> None:
     }
     assert judge(TASK, asked, methods).best == "sox"
     assert TASK.verdict(asked, methods)[0].startswith("sox wins")
-
-
-def test_special_outcomes() -> None:
-    methods = {
-        "sonex": [*rows("test_target_gain", 0.1, 0.2), *forgetful(0.05, test_target_gain=0.3)],
-        "sox": forgetful(0.2, 0.2, 0.2),
-    }
-    first = TASK.verdict(config(), methods)[0]
-    assert "sonex comes nearest" in first and numbers(first)[1] == "0.0133 ± 0.0231"
-    assert "fcco sweep continual" in TASK.next_steps(config(), methods)[0]
-    alone = TASK.verdict(config(seeds=(0,)), {"sonex": [row()], "sox": [row()]})
-    assert "±" not in " ".join(alone) and alone[-1].startswith("One seed")
-    still = {"sonex": rows("test_target_gain", -0.1, 0.0, 0.1)}
-    assert "no gain" in TASK.verdict(config(), still)[0]
-    calm = {"plain": rows("test_target_gain", *[0.9] * 3), "sonex": rows("epoch", 5, 5, 5)}
-    said = TASK.verdict(config(), calm)
-    assert said[0].startswith("plain wins") and any("nothing to protect" in text for text in said)
-    lossy = calm | {"plain": forgetful(0.3, 0.3, 0.3, test_target_gain=0.9)}
-    assert numbers(" ".join(TASK.next_steps(config(), lossy))) == ["0.500"]
-    broken = rows("test_target_gain", 0.1, math.nan)
-    said = TASK.verdict(config(), {"sonx": broken, "plain": broken, "sox": []})
-    assert said[0].startswith("No method") and said[1].startswith("sonx, plain: some runs ended")
-    assert TASK.next_steps(config(), {"sox": []}) == ()
 
 
 FORGETS = {"train_kept": 0.0, "zero_one": [0.02, 0.035], "train_forgetting": 0.035}
@@ -283,46 +223,3 @@ def test_warnings(changes: dict[str, Any], said: str | None) -> None:
     found = TASK.warnings(config(), row(**changes))
     assert len(found) == (said is not None)
     assert said is None or re.search(said, found[0])
-
-
-# The page.
-
-ENDS = {
-    "kkt_stationarity", "kkt_feasibility", "kkt_complementarity", "kkt_best_stationarity",
-    "kkt_best_complementarity", "best_multipliers", "penalty", "samples_per_second", "seconds",
-}  # fmt: skip
-UNSHOWN = {"accuracies", "val_constraints", "val_zero_one", "val_accuracies", "test_constraints"}
-"""Lists that a table each would be too much for."""
-
-
-def test_every_key_of_the_page_is_one_of_the_rows() -> None:
-    page = TASK.page(config(methods={word: Method(word, 0.1) for word in WORDS}))
-    found = by_class(torch.eye(3), torch.arange(3))
-    known = {k for part in ("train", "val", "test") for k in changes(part, found, found, 0)}
-    known |= {"objective", "multipliers", "tracking_error"} | ENDS
-    keys = [metric.key for metric in page.metrics]
-    assert len(set(keys)) == len(keys) and all(metric.meaning for metric in page.metrics)
-    asked = {*keys, *page.entries, *(panel.y for panel in page.panels)}
-    asked |= {panel.x for panel in page.panels if panel.x}
-    assert asked <= known and known - asked == UNSHOWN
-    lists = {"constraints", "zero_one", "accuracies", "multipliers"}
-    for panel in page.panels:
-        own = panel.y.removeprefix("test_") in lists
-        assert (panel.kind in ("family", "change", "dots")) == own, panel
-    assert page.references == ("finetune",) and page.entries["zero_one"] == ("clear", "rainy")
-    assert page.entries["test_accuracies"] == ("clear", "rainy", "foggy")
-    assert list(page.glossary) == list(WORDS) and all(len(t) > 60 for t in page.glossary.values())
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({"data": name} for name in ("bdd100k-subset", "bdd100k", "scenes-synthetic", "my.csv")),
-        {"image_backbone": "efficientnet-lite0", "text_backbone": "minilm"},
-        {"heads": 0, "forget_limit": 0.0, "seeds": (0,)},
-        {"old_share": 0.5, "protect": "held-out", "choose_by": "validation"},
-    ],
-)
-def test_every_branch_of_the_question_can_be_written(changes: dict[str, Any]) -> None:
-    page = TASK.page(config(**changes))
-    assert "foggy" in page.title and len(page.question) > 4

@@ -14,13 +14,10 @@ from continual_cases import (
     CONFIG,
     METHODS,
     moved,
-    one_thread,  # noqa: F401 (used by being here)
-    own_cache,  # noqa: F401
+    own_cache,  # noqa: F401 (used by being here)
     problem,
     recorded,
-    steps,
     training,
-    weights,
 )
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.continual.training import Classes, by_class, changes
@@ -28,6 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_continual import NAMES, Plain
 from scipy.optimize import nnls
+from task_cases import one_thread, steps, weights  # noqa: F401 (one_thread is used by being here)
 
 
 def vector(run: Any) -> torch.Tensor:
@@ -70,20 +68,6 @@ def test_steps_are_those_of_the_transcription(name, changes):
         reference.step(batches[-1])
         torch.testing.assert_close(vector(run).double(), reference.vector(), atol=2e-6, rtol=0)
     assert (vector(run) - start).abs().max() > 5e-3
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_neither_evaluation_nor_a_checkpoint_in_the_middle_changes_a_run(name):
-    own = problem()
-    whole, first, second = (own.start(METHODS[name], 0) for _ in range(3))
-    steps(first, 5)  # in the middle of a round of alexr2
-    random = torch.get_rng_state()
-    assert first.evaluate() == first.evaluate() and first.model.training
-    assert torch.equal(torch.get_rng_state(), random)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    assert torch.equal(weights(steps(whole, 12)), weights(steps(second, 7)))
-    assert torch.equal(weights(whole), weights(steps(first, 7)))
-    assert whole.evaluate() == second.evaluate()
 
 
 def test_a_resumed_run_keeps_the_old_model_that_it_began_with():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import pickle
 from datetime import datetime
@@ -18,7 +17,7 @@ from fcco_experiments import data
 from fcco_experiments.data import layouts
 from fcco_experiments.data.sources import without_names
 from grouped_fixtures import Faces, Patches, Reviews, image, opinions, stand_in
-from scenes_fixtures import MERGED, SIDE, Drives, photos, picture, saved, tar, unpack
+from scenes_fixtures import SIDE, Drives, photos, picture, saved, tar, unpack
 
 
 @pytest.fixture(autouse=True)
@@ -178,9 +177,6 @@ def test_celeba(monkeypatch, tmp_path, layout):
             assert part.group_names[group] == ", ".join(names)
             assert part.reported_names[shown] == ", ".join(names[2:])
             assert loaded.class_names[label] == names[3]
-    few = data.load_grouped("celeba", folder, limit=4)
-    assert len(few.samples) == sum(min(4, faces.groups.count(group)) for group in range(16))
-    assert few.fingerprint != loaded.fingerprint
 
 
 def test_broken_celeba(tmp_path):
@@ -193,7 +189,6 @@ def test_broken_celeba(tmp_path):
             "000099.jpg",
             r"1 of 72 images .* the first is img_align_celeba/000099\.jpg",
         ),
-        ("72\n", "71\n", "must have 71 images, as its first line says, but has 72"),
         (" Male ", " Mal ", "no column `Male`"),
         ("-1", " 0", "= 0; it must be one of -1, 1"),
     ):
@@ -243,24 +238,14 @@ def test_bdd100k(tmp_path, release):
             assert path.startswith("val/" if name == "test" else "train/")
             assert drives.weather(path) == classes[label]
     assert len(parts["test"]) == 16 and len(parts["validation"]) == 4
-    assert (
-        len(data.load_grouped("bdd100k", tmp_path / "mine", classes=classes, limit=3).samples) == 24
-    )
 
 
 def test_broken_bdd100k(tmp_path):
     root = Drives().write(tmp_path / "mine")
     path = root / "bdd100k/labels/det_20/det_train.json"
-    good = path.read_text()
-    record = {"name": Drives().names("train", "clear")[0], "attributes": {"weather": "rainy"}}
-    for text, reason in (
-        ("[{", r"det_train\.json of .* is damaged"),
-        ('[{"nme": 1}]', r"a record of .*det_train\.json of .* has no name"),
-        (json.dumps([*json.loads(good), record]), "has two kinds of weather for 0"),
-    ):
-        path.write_text(text)
-        with pytest.raises(data.WrongData, match=reason):
-            data.load_grouped("bdd100k", root)
+    path.write_text("[{")
+    with pytest.raises(data.WrongData, match=r"det_train\.json of .* is damaged"):
+        data.load_grouped("bdd100k", root)
     path.unlink()
     with pytest.raises(data.WrongData, match=r"has no labels: it needs labels/det_20/det_"):
         data.load_grouped("bdd100k", root)
@@ -290,11 +275,8 @@ def test_weather(monkeypatch, tmp_path, layout):
     counts = sum(part.label.bincount(minlength=3) for part in loaded.cut(0).values())
     assert isinstance(counts, torch.Tensor)
     assert counts.tolist() == [3, 11, 7 + (layout == "folder")], "zz.jpg repeats another photo"
-    assert set(MERGED.values()) >= {"sunrise", "clear", "snowy"}
     for row in range(len(loaded.samples)):
         assert torch.as_tensor(loaded.samples[row]).shape == (3, 128, 128)
-    with pytest.raises(data.WrongData, match="no row of the class hail, but: clear, cloudy"):
-        data.load_grouped("weather", tmp_path, classes=("clear", "hail"))
 
 
 # Texts
@@ -302,22 +284,16 @@ def test_weather(monkeypatch, tmp_path, layout):
 
 def test_sentiment(monkeypatch, tmp_path):
     rows = opinions()
-    rows.loc[len(rows)] = rows.loc[0]  # a repeated one
     content = rows.to_csv(index=False).encode()
     folder = put(tmp_path, stand_in(monkeypatch, "sentiment", content), content, True)
     loaded = data.load_grouped("sentiment", folder)
     texts = zip(rows["title"], rows["text"], strict=True)
     wanted = [f"{title}. {text}" if title else text for title, text in texts]
-    assert [loaded.samples[row] for row in range(37)] == wanted
+    assert [loaded.samples[row] for row in range(36)] == wanted
     for part in loaded.cut(0).values():
         for row, group in zip(part.rows.tolist(), part.group, strict=True):
             word = ("negative", "positive")[int(rows["label"][row])]
             assert part.group_names[group] == f"{rows['domain'][row]}, {word}"
-    assert len(data.load_grouped("sentiment", folder, distinct=True).samples) == 36
-    spoilt = content.replace(b"books,1", b"books,2", 1)
-    put(tmp_path, stand_in(monkeypatch, "sentiment", spoilt), spoilt, True)
-    with pytest.raises(data.WrongData, match="label = 2; it must be one of 0, 1"):
-        data.load_grouped("sentiment", folder)
 
 
 COUNTS = {**{f"U{n:02d}": 1 + n % 9 for n in range(60)}, "BIG1": 25, "BIG2": 31}

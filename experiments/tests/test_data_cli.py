@@ -47,15 +47,16 @@ def test_list(tmp_path):
     assert max(map(len, told.splitlines())) <= 110, "an address is not cut"
 
 
-def test_fetch_then_verify(tmp_path):
+def test_fetch_then_verify(tmp_path, monkeypatch):
     assert run("fetch", "adult").exit_code == 1, "no network"
-    result = run("fetch", "adult", "synthetic", "--folder", tmp_path / "mine", "--json")
+    monkeypatch.setenv("FCCO_DATA", str(tmp_path / "mine"))
+    result = run("fetch", "adult", "synthetic", "--json")
     assert [Path(row["path"]) for row in rows(result)] == [tmp_path / "mine" / n for n in ADULT]
     assert "synthetic is generated" in result.stderr
-    result = run("verify", "adult", "--folder", tmp_path / "mine")
+    result = run("verify", "adult")
     assert result.exit_code == 0 and result.stdout.count("found") == 2
     (tmp_path / "mine" / "adult.data").write_bytes(b"spoilt")
-    result = run("verify", "--folder", tmp_path / "mine")
+    result = run("verify")
     assert result.exit_code == 1 and "checksum mismatch" in result.stdout
 
 

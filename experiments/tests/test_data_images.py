@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fcco_experiments import data
-from fcco_experiments.data import WrongData, samples
+from fcco_experiments.data import WrongData
 from fcco_experiments.data.samples import decode, distinct_rows
 from PIL import Image
 from scenes_fixtures import picture, saved
@@ -70,8 +70,8 @@ def test_images_are_turned_scaled_and_cut():
     assert columns[:28].max() < 10 and columns[-28:].min() > 240, "its top went to the right"
 
 
-def test_distinct_rows_against_a_loop(monkeypatch):
-    """Also where a is near b and b near c: b goes, so c stays. Blocks do not matter."""
+def test_distinct_rows_against_a_loop():
+    """Also where a is near b and b near c: b goes, so c stays."""
     random = np.random.default_rng(0)
     base = random.integers(60, 180, size=(4, 3, 32, 32))
     shift = random.integers(-8, 9, size=40)
@@ -82,7 +82,5 @@ def test_distinct_rows_against_a_loop(monkeypatch):
         for row in range(40):
             near = (np.sqrt(((small[row] - small[own]) ** 2).mean()) for own in wanted)
             wanted += [] if any(distance <= tolerance for distance in near) else [row]
-        for block in (3, 1024):
-            monkeypatch.setattr(samples, "BLOCK", block)
-            found = distinct_rows(data.Vectors(torch.from_numpy(pixels)), tolerance).tolist()
-            assert found == wanted and 4 <= len(found) < 40
+        found = distinct_rows(data.Vectors(torch.from_numpy(pixels)), tolerance).tolist()
+        assert found == wanted and 4 <= len(found) < 40

@@ -17,7 +17,8 @@ from fcco_experiments.data import Columns
 from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.tasks.group_dro.training import GroupDROTraining
 from fcco_experiments.tasks.network import Classifier
-from group_dro_cases import CONFIG, METHODS, one_thread, steps  # noqa: F401 (used by being here)
+from group_dro_cases import CONFIG, METHODS
+from task_cases import one_thread, steps  # noqa: F401 (one_thread is used by being here)
 
 ROWS = 200
 NAMES = ("is_old", "is_rural", "is_new")

@@ -83,12 +83,10 @@ def as_r(frame: pd.DataFrame) -> str:
         ({}, as_r),
         ({}, lambda frame: frame.to_csv()),
         ({}, lambda frame: frame.to_csv(index=False, quoting=csv.QUOTE_ALL)),
-        ({"note": "a;b;c;d;e;f;g;h"}, lambda frame: frame.to_csv(index=False)),
-        ({"note": "a,b,c,d,e,f,g,h"}, lambda frame: frame.to_csv(index=False, sep=";")),
         ({"note": "two\nlines"}, lambda frame: frame.to_csv(index=False)),
         ({"note": "n" * 140_000}, lambda frame: frame.to_csv(index=False)),
     ],
-    ids=["R", "index", "all-quoted", "semicolons", "commas", "lines", "long"],
+    ids=["R", "index", "all-quoted", "lines", "long"],
 )
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_headers_as_people_have_them(frame, tmp_path, columns, written, ending):
@@ -201,22 +199,20 @@ def test_images_in_a_folder_or_an_archive(tmp_path):
             assert isinstance(second, torch.Tensor) and torch.equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (None, r"1 of 12 images of .*t\.csv are not in .*; the first is shots/3\.png in data row 4,"
-               r" column `file`\. Name their folder or tar archive by --files"),
-        (b"no image", r"shots/3\.png \(column `file`, data row 4 of .*t\.csv\) cannot be decoded"),
-    ],
-    ids=["missing", "unreadable"],
-)  # fmt: skip
-def test_wrong_images(tmp_path, spoil, reason):
+def test_images_that_are_missing_or_broken(tmp_path):
     frame, files = pictures()
     unpack(files, tmp_path)
-    path = tmp_path / "shots/3.png"
-    path.unlink() if spoil is None else path.write_bytes(spoil)
-    with pytest.raises(data.WrongData, match=reason):
-        data.load_grouped(write(frame, tmp_path / "t.csv"), columns=IMAGES)
+    path = write(frame, tmp_path / "t.csv")
+    (tmp_path / "shots/3.png").write_bytes(b"no image")
+    loaded = data.load_grouped(path, columns=IMAGES)
+    with pytest.raises(data.WrongData, match=r"image .*shots/3\.png cannot be decoded"):
+        list(loaded.samples)  # type: ignore[call-overload]
+    (tmp_path / "shots/3.png").unlink()
+    reason = (
+        r"first is shots/3\.png in data row 4, column `file`\. Name their folder or tar archive"
+    )
+    with pytest.raises(data.WrongData, match=r"1 of 12 images of .*t\.csv are not in .*" + reason):
+        data.load_grouped(path, columns=IMAGES)
 
 
 def test_the_ending_says_what_a_file_is(tmp_path):

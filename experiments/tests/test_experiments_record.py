@@ -83,7 +83,7 @@ def test_only_what_is_ours_is_removed(tmp_path):
     write(
         out, "sonex/seed-0/result.json", "sonex/seed-0/tensorboard/events", "sonex/seed-2/.lock",
         "sonex/seed-12/checkpoint.pt", "sox@3/seed-1/config.yaml", "comparison.json",
-        "table.json", "table.md", "report.html", "sweep.json.gz", "settings.csv", "runs.jsonl",
+        "table.json", "table.md", "report.html", "sweep.json.gz", "settings.csv",
         "winners.yaml", "fleet/lines-1.jsonl", "fleet/checkpoint-0.pt",
     )  # fmt: skip
     theirs = [

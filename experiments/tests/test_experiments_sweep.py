@@ -122,9 +122,6 @@ def test_the_winner_is_the_first_by_the_rule_of_the_task(tmp_path):
     assert min(losses, key=losses.__getitem__) != told["winners"]["sonex"], "feasibility decides"
     assert store.clean(told) == sweep.read(tmp_path)
     assert not any(key.startswith("test") for entry in told["settings"] for key in entry["figures"])
-    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 * len(chosen)
-    assert lines[0].keys() >= {"name", "seed", "lr", "settings.penalty", "loss", "finished"}
 
     won = config.load(TASK, tmp_path / "winners.yaml")
     assert won.seeds == BASE.seeds and won.epochs == 30

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from fairness_cases import METHODS, config, float_parts, parts, same, steps, stored, with_settings
+from fairness_cases import METHODS, config, float_parts, parts, with_settings
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness import TASK, Fairness
 from fcco_experiments.tasks.fairness import training as module
 from fcco_experiments.tasks.fairness.model import Scorer
 from fcco_experiments.tasks.fairness.training import BuiltMethod, FairnessFleet, FairnessTraining
+from task_cases import same, steps, stored
 
 CASES = [
     ("sonex", {"score": "unbounded"}),

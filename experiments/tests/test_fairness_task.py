@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from data_fixtures import adult_contents, change_card, put
-from fairness_cases import METHODS, start, steps
+from fairness_cases import METHODS
 from fairness_cases import config as small
 from fcco_experiments import config, data, sweep
 from fcco_experiments.cli.app import app
@@ -19,15 +19,6 @@ from fcco_experiments.task import Method, Row
 from fcco_experiments.tasks.fairness import TASK, Fairness
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-CONFIGS = [name for name in config.names(TASK) if name not in ("base", "unbounded")]
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_config_loads_and_fits_its_methods(name: str) -> None:
-    for quick in (False, True):
-        loaded = config.load(TASK, name, quick=quick)
-        assert loaded.methods and TASK.check(loaded) == []
-        assert loaded.data in (*data.names(), "table")
 
 
 def test_methods_that_do_not_fit_are_named_before_any_training() -> None:
@@ -98,8 +89,6 @@ def test_the_problem_splits_its_data_by_the_seed() -> None:
 
 # The rule and the verdict.
 
-FREE = {"plain": Method("erm", lr=0.1), "first": Method("sonex", lr=0.1)}
-
 
 def row(**changes: float) -> Row:
     usual: Row = {}
@@ -129,83 +118,6 @@ def test_feasible_comes_before_auc_and_only_validation_figures_choose(by: Any, k
         TASK.rule(replace(asked, validation=0.0))
 
 
-def test_the_highest_auc_among_the_feasible_wins_only_where_seeds_decide() -> None:
-    asked = small(feasible_limit=0.03, methods=FREE, seeds=(0, 1), epochs=20)
-    methods = {
-        "unfair": [row(test_auc=0.95, test_excess_gap=0.4)] * 2,
-        "second": [row(test_auc=0.80), row(test_auc=0.84)],
-        "first": [row(test_auc=0.83), row(test_auc=0.85)],
-        "plain": [row(test_auc=0.86, test_gap=0.33, test_excess_gap=0.325)] * 2,
-        "none": [],
-    }
-    first, *others = TASK.verdict(asked, methods)
-    # Student's t over 2 seeds: 0.02 -+ 12.706 * 0.0141 / sqrt 2.
-    assert first.startswith("Not decided") and "wins" not in " ".join([first, *others])
-    (behind,) = [text for text in others if text.startswith("second")]
-    assert "0.0200" in behind and "-0.1071 to 0.1471" in behind
-    # The true gap before and after, by chance, beyond it, its limit, and the price.
-    for figure in ("0.330", "0.048", "0.040", "0.026", "0.03", "0.020"):
-        assert figure in re.findall(r"\d\.\d+", first), (figure, first)
-    steps = " ".join(TASK.next_steps(asked, methods))
-    assert "--seeds" in steps and "--epochs 40" in steps
-    methods["second"] = [row(test_auc=0.79), row(test_auc=0.81)]
-    first, *others = TASK.verdict(asked, methods)
-    assert first.startswith("first wins") and any("0.0400" in text for text in others)
-
-
-def test_a_reference_within_the_limit_is_first_and_one_nearer_to_it_too() -> None:
-    asked = small(feasible_limit=0.03, methods=FREE, seeds=(0, 1))
-    fair = {"first": [row(test_auc=0.8)] * 2, "plain": [row(test_auc=0.9)] * 2}
-    assert TASK.verdict(asked, fair)[0].startswith("plain wins")
-    unfair = {
-        "first": [row(test_excess_gap=0.152), row(test_excess_gap=0.153)],
-        "plain": [row(test_excess_gap=0.147), row(test_excess_gap=0.148)],
-    }
-    first, *others = TASK.verdict(asked, unfair)
-    assert "plain comes nearest" in first and "wins" not in first
-    assert any("first follows, 0.0050 farther" in text for text in others)
-    unfair["first"] = [row(test_excess_gap=0.12), row(test_excess_gap=0.18)]
-    said = " ".join(TASK.verdict(asked, unfair))
-    assert "plain comes nearest" in said and "too little to tell" in said
-
-
-@pytest.mark.parametrize(
-    ("changes", "said", "advice"),
-    [
-        ({"train_excess_gap": 0.06, "train_gap": 0.062}, "stand-in .*0.0073.*0.062", "temperature"),
-        ({"train_excess_gap": 0.01, "train_gap": 0.028}, "stand-in .*0.0073.*0.028", "rows"),
-        ({"train_violation": 0.06}, "", "--epochs 8"),
-    ],
-)
-def test_a_smooth_stand_in_that_is_met_while_the_true_gap_is_not(changes, said, advice) -> None:
-    asked = small(feasible_limit=0.03, methods=FREE, seeds=(0, 1), tolerance=0.005)
-    usual = {"train_violation": 0.0023, "test_gap": 0.095, "test_excess_gap": 0.079}
-    methods = {"first": [row(**(usual | changes))] * 2}
-    text, steps = (" ".join(f(asked, methods)) for f in (TASK.verdict, TASK.next_steps))
-    assert ("stand-in" in text) == bool(said) and re.search(said, text) and "0.095" in text
-    assert advice in steps and ("--epochs" in steps) == ("--epochs" in advice)
-    if said:  # a tolerance above the limit is the nearer cause
-        (step,) = TASK.next_steps(replace(asked, tolerance=0.04), methods)
-        assert "--tolerance 0.015" in step
-
-
-def test_the_nearest_is_named_when_none_is_feasible() -> None:
-    asked = small(feasible_by="violation", feasible_limit=0.0, seeds=(0,))
-    methods = {
-        "far": [row(test_violation=0.3, test_auc=0.9)],
-        "near": [row(test_violation=0.02, test_auc=0.7)],
-        "diverged": [row(test_violation=-1.0, epoch=2)],
-        "done": [row(test_violation=0.5, epoch=4)],
-    }
-    said = TASK.verdict(asked, methods)
-    assert "near comes nearest" in said[0] and "0.020" in said[0]
-    assert any(text.startswith("diverged ended early") for text in said)
-    assert said[-1].startswith("One seed") and "±" not in " ".join(said)
-    assert "sweep" in " ".join(TASK.next_steps(asked, methods))
-    assert len(TASK.verdict(small(), {"a": []})) == 1
-    assert TASK.next_steps(small(), {"a": []}) == ()
-
-
 def test_the_question_names_the_columns_of_a_table() -> None:
     columns = data.Columns(label="income", group=("sex", "race"))
     text = " ".join(TASK.page(small(data="people.csv", columns=columns)).question)
@@ -231,26 +143,6 @@ def test_warnings_by_hand() -> None:
 
 
 # The page.
-
-
-def test_the_report_asks_for_figures_that_exist() -> None:
-    run = start("sonex", methods=METHODS)
-    found = steps(run, 1).evaluate() | run.finish()
-    page = TASK.page(run.config)
-    for panel in page.panels + page.clouds:
-        for key in [panel.y] + ([panel.x] if panel.kind == "tradeoff" else []):
-            assert isinstance(found[key], list if panel.kind == "family" else float), key
-    for metric in page.metrics:
-        assert metric.meaning
-        if metric.key != "seconds":  # of the engine
-            assert isinstance(found[metric.key], float), metric.key
-    assert set(page.entries) == {key for key, value in found.items() if isinstance(value, list)}
-    assert all(len(names) == len(found[key]) for key, names in page.entries.items())
-    assert page.glossary.keys() == METHODS.keys() and page.references == ("erm",)
-    for name, line in page.glossary.items():
-        assert len(line) > 60, name
-    without = TASK.page(small(validation=0.0, score="unbounded", data="x"))
-    assert not any(metric.key.startswith("val_") for metric in without.metrics)
 
 
 @pytest.mark.parametrize(

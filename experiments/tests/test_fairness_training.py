@@ -17,16 +17,13 @@ from fairness_cases import (
     config,
     in_double,
     outputs,
-    same,
     sigmoid,
     start,
-    steps,
-    stored,
-    weights,
     with_settings,
 )
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.fairness.training import BuiltMethod, FairnessTraining, pair_loss
+from task_cases import steps, weights
 from torch import Tensor
 
 import fcco
@@ -173,43 +170,6 @@ def test_bad_settings_are_named(word: str, settings: dict[str, Any], text: str) 
 
 
 # Nothing changes what it must not change.
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_neither_evaluation_nor_a_checkpoint_in_the_middle_changes_a_run(name: str) -> None:
-    plain, watched = start(name), start(name)
-    first = watched.evaluate()
-    for _ in range(plain.steps_per_epoch + 1):
-        plain.step()
-        watched.step()
-        random = torch.get_rng_state()
-        assert watched.evaluate() == watched.evaluate() != first
-        assert torch.get_rng_state().equal(random) and watched.model.training
-    if name in ("alexr2", "icppac", "oss"):
-        optimizer: Any = watched.built.optimizer
-        assert optimizer.inner_step > 0, "in the middle of a round, too"
-    resumed = start(name)
-    resumed.load_state_dict(stored(watched.state_dict()))
-    assert resumed.evaluate() == watched.evaluate()
-    steps(plain, plain.steps_per_epoch)
-    steps(resumed, plain.steps_per_epoch)
-    assert plain.finish() == resumed.finish()
-    assert same(plain.state_dict(), resumed.state_dict())
-
-
-@pytest.mark.parametrize("word", ["alexr2", "icppac"])
-def test_a_double_loop_is_evaluated_between_its_rounds(word: str) -> None:
-    run = start(word)
-    optimizer: Any = run.built.optimizer
-    between, inside = run.evaluate(), 0
-    for _ in range(12):
-        run.step()
-        if optimizer.round_begins:
-            between = run.evaluate()
-        else:
-            inside += 1
-            assert run.evaluate()["test_constraints"] == between["test_constraints"]
-    assert inside > 3
 
 
 # Figures.

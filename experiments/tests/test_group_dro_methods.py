@@ -1,15 +1,18 @@
-"""From configs to methods: what is built, and what is refused."""
+"""From configs to methods: what is built, what is refused, what a reader is warned of."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import Any
 
 import pytest
 import torch
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.base import learning_rate_factor
+from fcco_experiments.tasks.group_dro import TASK
 from fcco_experiments.tasks.group_dro.training import GroupDRO, build
-from group_dro_cases import METHODS, SONEX
+from group_dro_cases import METHODS, SONEX, training
 
 import fcco
 
@@ -97,3 +100,48 @@ def test_the_shape_of_a_batch_follows_the_number_of_groups(groups, drawn):
     config = GroupDRO(data="mine.csv", groups_per_batch=0, batch=64)
     assert config.with_groups(groups).groups_per_batch == drawn
     assert GroupDRO(data="mine.csv", groups_per_batch=4).with_groups(groups).groups_per_batch == 4
+
+
+# Words.
+
+
+def config(data: str) -> GroupDRO:
+    return GroupDRO(data=data, methods={"sonex": Method("sonex", 0.1)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"tracking_error": 0.49}, None),
+        ({"tracking_error": 0.51}, "off by 0.51 .* the CVaR itself, 0.5"),
+        ({"threshold": 0.9, "threshold_exact": 0.7}, None),  # 0.2, less than half of 0.5
+        ({"threshold": 0.9, "threshold_exact": 0.4}, "threshold is off: 0.9 .* 0.4"),
+        ({"threshold": -0.1, "threshold_exact": 0.4}, "threshold is off"),
+        ({"test_smallest": 20}, None),
+        ({"test_smallest": 19}, "19 samples.* 5 points"),
+        ({"test_worst_accuracy": 0.0, "test_accuracy": 0.85}, "One answer for all.* 85.0 %"),
+        ({"test_worst_accuracy": 0.0, "test_accuracy": 0.4}, None),
+    ],
+)
+def test_warnings(changes: dict[str, float], said: str | None) -> None:
+    row = {"train_cvar": 0.5, "test_worst_accuracy": 0.7, "test_accuracy": 0.9, "test_smallest": 50}
+    found = TASK.warnings(config("celeba"), row | changes)
+    assert len(found) == (said is not None)
+    assert said is None or re.search(said, found[0])
+
+
+@pytest.mark.parametrize("summary", ["worst", "tenth"])
+def test_the_accuracy_of_groups_is_labelled_as_it_was_computed(summary: Any) -> None:
+    """Whatever the data set is called; the column and the plots of the other figure are empty."""
+    found = training("sonex", summary=summary).evaluate()
+    labels = {"worst": "worst group", "tenth": "10th percentile"}
+    for data in ("celeba", "amazon", "my/table.csv"):
+        page = TASK.page(config(data))
+        known = {metric.key: metric.label for metric in page.metrics if metric.key in found}
+        keys = [key for key in known if key.startswith("test_") and known[key].startswith(
+            tuple(labels.values()))]  # fmt: skip
+        assert keys == [f"test_{summary}_accuracy"]
+        assert known[keys[0]] == f"{labels[summary]}, test"
+        plotted = {panel.y for panel in page.panels if panel.y in found and "_acc" in panel.y}
+        assert plotted == {*keys, "test_accuracy"}

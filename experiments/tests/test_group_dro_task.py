@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from fcco_experiments import backbones, compare, data, environment, store, sweep, tasks
+from fcco_experiments import backbones, compare, data, environment, store, tasks
 from fcco_experiments.cli.app import app
-from fcco_experiments.config import load, names
+from fcco_experiments.config import load
 from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.run import processes
 from fcco_experiments.tasks.group_dro import GroupDROProblem
 from fcco_experiments.tasks.group_dro.training import GroupDRO
-from group_dro_cases import METHODS, one_thread  # noqa: F401 (used by being here)
+from group_dro_cases import METHODS
 from grouped_fixtures import Faces, Patches, opinions, put, stand_in
+from task_cases import one_thread  # noqa: F401 (one_thread is used by being here)
 
 TASK: Any = tasks.get("group-dro")
 FACES = ("--data", "celeba", "--pretrained", "false", "--size", "[32, 32]", "--batch", 16)
@@ -47,34 +48,6 @@ def call(*words: object, code: int = 0):
 
 def last(done) -> dict:
     return json.loads(done.stdout.splitlines()[-1])["methods"]
-
-
-def test_a_comparison_from_data_to_report(tmp_path):
-    out = tmp_path / "out"
-    words = ("compare", "group-dro", "--data", "grouped-synthetic", "--quick", "--out", out)
-    table = last(call(*words, "--methods", "sonex,ooa-cvar,erm", "--workers", 1, "--json"))
-    assert list(table) == ["sonex", "ooa-cvar", "erm"]
-    assert "tracking_error" in table["sonex"] and "tracking_error" not in table["erm"]
-    assert table["sonex"]["train_cvar"]["mean"] < table["erm"]["train_cvar"]["mean"]
-    page = (out / "report.html").read_text(encoding="utf-8")
-    first = min(("sonex", "ooa-cvar"), key=lambda name: table[name]["test_cvar"]["mean"])
-    assert f"{first} has the lowest CVaR" in page and "group 3" in page
-
-
-def test_a_sweep_chooses_by_the_training_cvar(tmp_path):
-    out = tmp_path / "out"
-    call(
-        "sweep", "group-dro", "--data", "grouped-synthetic", "--quick", "--methods", "sonex",
-        "--grid.sonex.lr", "[1e-6, 0.1]", "--seeds", "7", "--choose_by", "train_cvar",
-        "--workers", 1, "--out", out,
-    )  # fmt: skip
-    told = sweep.read(out)
-    assert told is not None
-    trials = {entry["setting"]["lr"]: entry for entry in told["settings"]}
-    for entry in trials.values():
-        assert entry["score"] == [entry["figures"]["train_cvar"]]
-    assert trials[0.1]["score"] < trials[1e-6]["score"]
-    assert load(TASK, out / "winners.yaml").methods["sonex"].lr == 0.1
 
 
 def test_features_of_a_frozen_backbone_are_made_once(faces):
@@ -161,23 +134,3 @@ def test_runs_do_not_share_a_gpu_unless_asked_to(monkeypatch, place, number):
     config = GroupDRO(data="grouped-synthetic", epochs=1, methods=METHODS, seeds=(0, 1))
     specs = compare.plan("group-dro", "name", config).specs
     assert processes(specs, None) == number and processes(specs, 3) == 3
-
-
-@pytest.mark.parametrize("name", names(TASK))
-def test_every_config_can_be_loaded(name):
-    assert all(load(TASK, name, quick=quick).ratio == 0.15 for quick in (False, True))
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("camelyon17", (10, 256, 8, 0.01, "step", 0.3, "densenet121")),
-        ("amazon-paper", (4, 32, 8, 0.01, "linear", 0.2, "distilbert")),
-        ("celeba-paper", (15, 64, 4, 0.02, "step", 0.2, "resnet50")),
-    ],
-)
-def test_sizes_are_those_of_the_papers_appendix(name, wanted):
-    config = load(TASK, name)
-    decays = {method.weight_decay for method in config.methods.values()}
-    sizes = (config.epochs, config.batch, config.groups_per_batch, *decays)
-    assert (*sizes, config.schedule, config.decay, config.backbone) == wanted

@@ -5,24 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import pytest
 import torch
 from fcco_experiments.data.grouped import GroupedPart
 from fcco_experiments.data.synthetic import lists_synthetic, rare_synthetic
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.network import Classifier
 from fcco_experiments.tasks.x_risk.training import XRisk, XRiskTraining
-from torch import Tensor
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """So that figures do not depend on the machine; for every test of a file that imports it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 BINARY = ("ap", "auc", "pauc", "tpauc", "bce", "focal")
 LISTS = ("ndcg", "listwise", "pointwise")
@@ -42,15 +30,3 @@ def training(word: str, seed: int = 0, **changes: Any) -> XRiskTraining:
     method = Method(word, 0.02)
     device = torch.device("cpu")
     return XRiskTraining(config, method, seed, model, made.samples, parts, values, device)
-
-
-def weights(run: XRiskTraining) -> Tensor:
-    """All weights in one vector."""
-    return torch.cat([each.detach().reshape(-1).clone() for each in run.model.parameters()])
-
-
-def steps(run: XRiskTraining, number: int) -> XRiskTraining:
-    """Make some steps."""
-    for _ in range(number):
-        run.step()
-    return run

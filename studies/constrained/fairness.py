@@ -15,18 +15,6 @@ from .problems import Batch, Form, Problem, Schedule, Score
 THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 
 
-def network(features: int, width: int = 64) -> nn.Module:
-    """A perceptron with two hidden layers."""
-    return nn.Sequential(
-        nn.Linear(features, width),
-        nn.ReLU(),
-        nn.Linear(width, width),
-        nn.ReLU(),
-        nn.Linear(width, 1),
-        nn.Flatten(0),
-    )
-
-
 class RocFairness(Problem):
     r"""Two ROC curves that nearly agree.
 
@@ -84,8 +72,10 @@ class RocFairness(Problem):
         return self.kappa + self.shift
 
     def model(self) -> nn.Module:
-        """Two hidden layers of 64."""
-        return network(self.inputs.shape[1])
+        return nn.Sequential(
+            nn.Linear(self.inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(),
+            nn.Linear(64, 1), nn.Flatten(0),
+        )  # fmt: skip
 
     def batches(self, seed: int) -> Callable[[], Batch]:
         """Uniform draws from each cell."""
@@ -108,21 +98,20 @@ class RocFairness(Problem):
         losses = binary_cross_entropy_with_logits(scores, batch.targets, reduction="none")
         cells = losses.view(4, -1).mean(1)
         rates = torch.sigmoid(scores.view(4, -1, 1) - self.thresholds).mean(1)
-        return self.prior @ cells, self._stated(rates, form)
+        return self.prior @ cells, self.stated(rates, form)
+
+    def rates(self, model: nn.Module) -> Tensor:
+        """Those of all rows, (4 cells, 7 thresholds)."""
+        parts = model(self.inputs).split(self.counts.tolist())
+        return torch.stack([(part[:, None] - self.thresholds).sigmoid().mean(0) for part in parts])
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> Score:
-        """The mean loss and the largest gap less kappa."""
-        scores = model(self.inputs)
-        objective = binary_cross_entropy_with_logits(scores, self.targets).item()
-        parts = scores.split(self.counts.tolist())
-        rates = torch.stack(
-            [torch.sigmoid(part[:, None] - self.thresholds).mean(0) for part in parts]
-        )
-        gaps = rates[:2] - rates[2:]
-        return Score(objective, gaps.abs().max().item() - self.kappa)
+        objective = binary_cross_entropy_with_logits(model(self.inputs), self.targets).item()
+        rates = self.rates(model)
+        return Score(objective, (rates[:2] - rates[2:]).abs().max().item() - self.kappa)
 
-    def _stated(self, rates: Tensor, form: Form) -> Tensor:
+    def stated(self, rates: Tensor, form: Form) -> Tensor:
         """Rates (4 cells, 7 thresholds) as constraint values: labels 0 and 1 by thresholds."""
         if form == "pairs":
             return torch.stack([rates[:2].flatten(), rates[2:].flatten()], dim=1)

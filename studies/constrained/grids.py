@@ -103,7 +103,6 @@ _INNER: Any = {"method": "alexr2", "theta": 1.0, "nu": 0.5}
 _ZERO: Any = {"from_zero": True}
 _SQUARED: Any = {"method": "squared-hinge", "read": "old"}
 _WARM: Any = {"warm_up": 25}
-_OSS = rows("inner_steps proximal", product((100, 500, 1000, 2000), (1e-3, 1e-2)))
 
 GRIDS: dict[str, Grid] = {
     "fairness": {
@@ -143,11 +142,6 @@ GRIDS: dict[str, Grid] = {
             margin=0.004,
             **_SQUARED,
             **_ZERO,
-        ),
-        "SSG": rows("threshold constraint_lr", product((0.01, 0.02, 0.03, 0.04), (5e-3, 1e-2))),
-        "OSS": _OSS,
-        "ICPPAC": rows(
-            "inner_steps tau theta", product((5, 10), (100.0, 200.0), (0.1, 1.0)), proximal=2e-3
         ),
         **_peers(
             ("0.002 0.005 0.01 0.03", "0.002 0.005 0.01 0.03", "0.005 0.01 0.03 0.1"),
@@ -196,11 +190,6 @@ GRIDS: dict[str, Grid] = {
             margin=0.005,
             **_SQUARED,
             **_WARM,
-        ),
-        "SSG": rows("threshold constraint_lr", product((0.2, 0.3, 0.4, 0.6), (2e-2, 5e-2))),
-        "OSS": _OSS,
-        "ICPPAC": rows(
-            "inner_steps tau theta", product((10, 50), (60.0, 100.0), (0.1, 1.0)), proximal=2e-3
         ),
         **_peers(
             ("0.005 0.01 0.02 0.05", "0.005 0.01 0.02 0.05", "0.01 0.02 0.04 0.1"),

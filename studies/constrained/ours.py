@@ -1,9 +1,7 @@
-"""Our side: penalties on tracked constraint values, and what `fcco.constrained` has beside them."""
+"""Our side: penalties on tracked constraint values, and ALEXR."""
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -62,50 +60,21 @@ def tracking(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
     return Stepper(step, [primal], extra_forwards=int(tracker.needs_previous))
 
 
-def by_name(
-    method: str,
-    gradients: int,
-    extra_forwards: int,
-    problem: Problem,
-    model: nn.Module,
-    setting: Setting,
-) -> Stepper:
-    """A method of `fcco.constrained` on signed constraints.
-
-    Args:
-        method: its word.
-        gradients: gradient evaluations of one step.
-        extra_forwards: passes of one step beside those.
-        problem: the problem.
-        model: its model.
-        setting: of the method; `constraint_lr` makes a second Adam for switching, `ki` and `kp` are
-            the gains of ALEXR per constraint.
-    """
-    options = dict(setting)
-    optimizers = [adam(problem, model)]
-    if method == "oss":  # it multiplies every step by this; all methods have the same steps here
-        optimizers[0].param_groups[0]["lr"] *= 2 * math.sqrt(options["inner_steps"])
-    if method == "alexr":
-        gain = options.pop("ki")
-        options["dual_step"] = gain * problem.num_constraints
-        options["theta"] = options.pop("kp") / gain
-    if "constraint_lr" in options:
-        second = torch.optim.Adam(model.parameters(), lr=options.pop("constraint_lr"))
-        options["constraint_optimizer"] = second
-        optimizers.append(second)
-    objective = fcco.constrained(model, optimizers[0], problem.num_constraints, method, **options)
+def alexr(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
+    """ALEXR: a dual variable per signed constraint; `ki` and `kp` are its gains per constraint."""
+    optimizer, number = adam(problem, model), problem.num_constraints
+    gain = setting["ki"]
+    objective = fcco.constrained(
+        model, optimizer, number, "alexr", penalty=setting["penalty"], dual_step=gain * number,
+        theta=setting["kp"] / gain,
+    )  # fmt: skip
     step = training_step(
-        objective.optimizer,  # the Adam above, or one around it
-        lambda batch: objective(lambda: problem.measure(model, batch), batch.index),
+        optimizer, lambda batch: objective(lambda: problem.measure(model, batch), batch.index)
     )
-    return Stepper(step, optimizers, gradients, extra_forwards)
+    return Stepper(step, [optimizer], extra_forwards=1)
 
 
-# OSS takes a derivative along its step, ICPPAC does so at the previous parameters.
 METHODS: dict[str, Builder] = {
     **dict.fromkeys(("SONEX", "ALEXR2", "SONX", "squared hinge"), tracking),
-    "ALEXR": partial(by_name, "alexr", 1, 1),
-    "SSG": partial(by_name, "ssg", 1, 0),
-    "OSS": partial(by_name, "oss", 1, 1),
-    "ICPPAC": partial(by_name, "icppac", 2, 0),
+    "ALEXR": alexr,
 }

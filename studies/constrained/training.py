@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from studies.runner import Job, Result
+from studies.runner import Job
 
 from . import ours, peers
 from .problems import Builder, Problem, Setting, make
@@ -19,7 +19,7 @@ TAIL = 0.2  # share of the checkpoints that is averaged at the end
 
 
 @dataclass(frozen=True)
-class Trace(Result):
+class Trace:
     """What one run showed at its checkpoints, on all training data.
 
     Attributes:

@@ -10,7 +10,6 @@ on some seeds and measured on others. See docs/research/details/convergence.md.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -86,10 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runner, jobs = Runner(run, dict, options.workers, options.out), plan(options)
     found = collect(list(zip(jobs, runner(jobs, "race"), strict=True)))
     print("\n\n".join(publish.plain(relative(found, output)) for output in OUTPUTS))
-    if options.publish:
-        publish.write(publish.RESULTS / "convergence", found, commit=options.commit)
-    if options.json:
-        print(json.dumps(found))
+    publish.conclude(options, "convergence", found)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def tail(ratio: float, smoothing: Tensor | None) -> Slopes:
             every = table.shape[-1] * CVaR(ratio).gradient(table)
             return lambda blocks: every.gather(-1, blocks)
         excess = table - smoothed_threshold(table, ratio, smoothing)
-        return lambda blocks: hinge.envelope_gradient(excess.gather(-1, blocks), smoothing)
+        width = smoothing
+        return lambda blocks: hinge.envelope_gradient(excess.gather(-1, blocks), width)
 
     return read
 

@@ -11,7 +11,6 @@ method `fcco` is ours.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -87,35 +86,35 @@ def plan_constraints(seeds: Sequence[int], quick: bool) -> list[Entry]:
 
 def plan_groups(name: str, seeds: Sequence[int], quick: bool) -> list[Entry]:
     """Every method at every learning rate; the ratios on the problem that cannot interpolate."""
-    methods, lrs = {OURS: (OURS, {}), **groups.DEFAULTS}, groups.PROBLEMS[name]
+    methods, rates = {OURS: (OURS, {}), **groups.DEFAULTS}, groups.PROBLEMS[name]
 
     def jobs(method: str, **setting: Any) -> list[Job]:
         return [Job(name, method, setting, seed) for seed in seeds]
 
+    cells: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {name: ({}, rates)}
     if name == "tabular MLP":
-        return [
-            Entry(f"{name}, {shape[0]} x {shape[1]}, {optimizer}", label, {
-                lr: jobs(methods[label][0], **methods[label][1], lr=lr, shape=shape,
-                         optimizer=optimizer)
-                for lr in (lrs[1:2] if quick else lrs)
-            })
+        cells = {
+            f"{name}, {shape[0]} x {shape[1]}, {optimizer}": (
+                {"shape": shape, "optimizer": optimizer},
+                lrs,
+            )
             for optimizer, lrs in CELLS.items()
             for shape in ([16, 4], [4, 16])
-            for label in (OURS, "uniform", "OOA")
-        ]  # fmt: skip
-    entries = [
-        Entry(name, label, {
-            lr: jobs(method, **setting, lr=lr) for lr in (lrs[1:2] if quick else lrs)
-        })
-        for label, (method, setting) in methods.items()
-        if not quick or label == OURS or label in QUICK
-    ]  # fmt: skip
-    chosen = {k: jobs(m, **setting) for k, (m, setting) in enumerate(tuned.GROUPS[name])}
-    entries.append(Entry(name, TUNED, chosen))
+        }
+    entries = []
+    for cell, (own, lrs) in cells.items():
+        for label, (method, setting) in methods.items():
+            if not quick or label == OURS or label in QUICK:
+                tried = lrs[1:2] if quick else lrs
+                runs = {lr: jobs(method, **setting, **own, lr=lr) for lr in tried}
+                entries.append(Entry(cell, label, runs))
+    if chosen := tuned.GROUPS.get(name):
+        runs = {k: jobs(method, **setting) for k, (method, setting) in enumerate(chosen)}
+        entries.append(Entry(name, TUNED, runs))
     if name == "reviews":
         for ratio in groups.RATIOS:
-            own = jobs(OURS, lr=lrs[1], ratio=ratio)
-            entries.append(Entry(f"{name} / ratios", f"{OURS}, ratio {ratio:g}", {ratio: own}))
+            runs = {ratio: jobs(OURS, lr=rates[1], ratio=ratio)}
+            entries.append(Entry(f"{name} / ratios", f"{OURS}, ratio {ratio:g}", runs))
     return entries
 
 
@@ -261,10 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(table(found) + "\n\n" + "\n".join(goals(found)))
     if options.quick:
         print("(one seed: the spread over seeds is in the full run)")
-    if options.publish:
-        publish.write(publish.RESULTS / "untuned", found, commit=options.commit)
-    if options.json:
-        print(json.dumps(publish.finite(found)))
+    publish.conclude(options, "untuned", found)
 
 
 if __name__ == "__main__":

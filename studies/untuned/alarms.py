@@ -11,7 +11,6 @@ come from random numbers, so that what is true is known: nothing here needs data
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
 from fcco.groups import GroupMeans
+from studies import publish
 from studies.runner import command, parse
 
 Kinds = set[str]
@@ -298,8 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, row in result["found"].items():
         good = "met" if row["found"] >= FOUND else "MISSED"
         print(f"{good:<7}{name:<42}{row['finding']}: {row['found']:.0%}")
-    if options.json:
-        print(json.dumps(result))
+    publish.conclude(options, "alarms", result)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ the root mean square of the errors that `error()` says, divided by the true one,
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -93,8 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 [name, *(f"{value:.3f}" for value in own.values()), "" if good else "MISSED"]
             )
     print(publish.plain(rows))
-    if options.json:
-        print(json.dumps({"cases": found}))
+    publish.conclude(options, "calibration", {"cases": found})
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from studies.constrained.problems import (
 )
 from studies.constrained.problems import make as make_problem
 from studies.constrained.training import train
-from studies.runner import Job, Result
+from studies.runner import Job
 
 from .kinds import KINDS, Stated
 
@@ -39,7 +39,7 @@ VARIANTS = ("values x 100", "loss x 100", "10 of each", "tenth batch")
 
 
 @dataclass(frozen=True)
-class Figures(Result):
+class Figures:
     """What one run ends with, on all training data, in the units of the original problem.
 
     Attributes:

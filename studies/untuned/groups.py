@@ -218,17 +218,13 @@ def _ours(model: nn.Module, optimizer: Any, number: int, ratio: float, **setting
 
 
 def _ooa(
-    model: nn.Module,
-    optimizer: Any,
-    number: int,
-    ratio: float,
-    step: float = 0.01,
-    plain: bool = False,
-) -> Objective:
+    model: nn.Module, optimizer: Any, number: int, ratio: float | None, *,
+    step: float = 0.01, plain: bool = False,
+) -> Objective:  # fmt: skip
     return fcco.methods.ooa(model, optimizer, number, ratio=None if plain else ratio, step=step)
 
 
-def _average(model: nn.Module, optimizer: Any, number: int, ratio: float) -> Objective:
+def _average(*_: Any) -> Objective:
     """The mean of the batch: uniform over groups, or over samples, as batches are drawn."""
     return lambda losses, group: losses().mean()
 

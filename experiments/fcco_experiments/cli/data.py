@@ -38,9 +38,19 @@ def data_sets() -> None:
 @_json
 def show_list(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
     """List the data sets: rows, and where each was found. With NAME: all that is known."""
-    from .. import data
-
-    rows = [_listed(data.card(name), folder) for name in _known(names or data.names())]
+    rows = [
+        {
+            "name": card.name,
+            "what": card.title,
+            "rows": card.rows,
+            "licence": card.licence,
+            "citation": card.citation,
+            "where": _where(card, folder),
+            "source": "; or ".join(copy.source for copy in card.copies),
+            "get it": f"fcco data fetch {card.name}" * any(c.fetchable for c in card.copies),
+        }
+        for card in _cards(names)
+    ]
     if names and not as_json:
         for row in rows:
             for key, text in row.items():
@@ -53,29 +63,29 @@ def show_list(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
 
 @data_sets.command("fetch")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--folder", type=_PATH, help="Put the files here, not into the cache.")
 @_json
-def fetch_data(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
-    """Fetch data sets that are not on this machine.
+def fetch_data(names: Sequence[str], as_json: bool) -> None:
+    """Fetch data sets that are not on this machine into the cache.
 
     For those that cannot be fetched it says where anyone gets them. Pretrained weights of backbones
-    (efficientnet-lite0, minilm) go into the cache.
+    (efficientnet-lite0, minilm) are fetched, too.
     """
     from .. import backbones, data
 
     networks = [name for name in names if name in backbones.names()]
-    names = [name for name in names if name not in networks]
+    wanted = [name for name in names if name not in networks]
+    cards = _cards(wanted) if wanted else []
     try:
         with fetching() as progress:
-            found = data.fetch(_known(names), folder, progress=progress)
+            found = data.fetch(wanted, progress=progress)
             for name in networks:
                 found += backbones.fetch(name, progress)
     except (data.MissingData, data.WrongData) as error:
         click.echo(printable(str(error)), err=True)
         raise click.exceptions.Exit(1) from None
-    for name in names:
-        if not data.card(name).copies:
-            click.echo(f"{name} is generated: there is nothing to fetch.", err=True)
+    for card in cards:
+        if not card.copies:
+            click.echo(f"{card.name} is generated: there is nothing to fetch.", err=True)
     _show([{"file": e.file, "from": e.place, "path": e.detail} for e in found], as_json)
 
 
@@ -92,38 +102,30 @@ def verify_data(names: Sequence[str], folder: Path | None, as_json: bool) -> Non
     from .. import data
 
     rows: list[Row] = []
-    bad = False
-    for name in _known(names or data.names()):
-        there = [entry for entry in data.look(name, folder) if entry.state != "missing"]
-        rows += [
-            {"data": name, "file": e.file, "state": e.state, "place": e.place, "detail": e.detail}
-            for e in there
-        ]
-        bad |= any(entry.state == "corrupt" for entry in there)
-        if names and data.card(name).copies and _where(data.card(name), folder) == "not found":
-            bad = True
-            how = f"see: fcco data list {name}"
-            rows.append(
-                {"data": name, "file": "-", "state": "missing", "place": "-", "detail": how}
-            )
+    for card in _cards(names):
+        there = [entry for entry in data.look(card.name, folder) if entry.state != "missing"]
+        found = [(e.file, e.state, e.place, e.detail) for e in there]
+        if names and _where(card, folder) == "not found":
+            found.append(("-", "missing", "-", f"see: fcco data list {card.name}"))
+        for file, state, place, detail in found:
+            about = {"file": file, "state": state, "place": place, "detail": detail}
+            rows.append({"data": card.name, **about})
     _show(rows, as_json)
-    if bad:
+    if any(row["state"] in ("corrupt", "missing") for row in rows):
         raise click.exceptions.Exit(1)
 
 
-def _listed(card: data.Card, folder: Path | None) -> Row:
-    """What is known about a data set, in words."""
-    fetchable = any(copy.fetchable for copy in card.copies)
-    return {
-        "name": card.name,
-        "what": card.title,
-        "rows": card.rows,
-        "licence": card.licence,
-        "citation": card.citation,
-        "where": _where(card, folder),
-        "source": "; or ".join(copy.source for copy in card.copies),
-        "get it": f"fcco data fetch {card.name}" if fetchable else "",
-    }
+def _cards(names: Sequence[str]) -> list[data.Card]:
+    """Of the data sets with these names, of all by default."""
+    from .. import data
+
+    known = data.names()
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(
+                f"must be one of {', '.join(known)} but is: {name}", param_hint="NAME"
+            )
+    return [data.card(name) for name in names or known]
 
 
 def _where(card: data.Card, folder: Path | None) -> str:
@@ -136,17 +138,6 @@ def _where(card: data.Card, folder: Path | None) -> str:
         if all(entry.state == "found" for entry in found):
             return found[0].place
     return "not found"
-
-
-def _known(names: Sequence[str]) -> Sequence[str]:
-    from .. import data
-
-    for name in names:
-        if name not in data.names():
-            raise click.BadParameter(
-                f"must be one of {', '.join(data.names())} but is: {name}", param_hint="NAME"
-            )
-    return names
 
 
 @contextmanager

@@ -152,21 +152,14 @@ def look(name: str, folder: Place = None) -> list[Sighting]:
     return [entry for _, found in sources.look(card(name).copies, folder) for entry in found]
 
 
-def fetch(
-    names: Sequence[str], folder: Place = None, *, progress: Progress | None = None
-) -> list[Sighting]:
-    """See to it that data sets are on this machine: in `folder`, or anywhere unless it is given.
+def fetch(names: Sequence[str], *, progress: Progress | None = None) -> list[Sighting]:
+    """See to it that data sets are on this machine; what is fetched goes into the cache.
 
     Raises:
         MissingData: for the first that can be had nowhere.
     """
-    target = None if folder is None else Path(folder).expanduser()
     found: list[Sighting] = []
     for own in map(card, names):
         if own.copies:
-            options: Any = {"progress": progress, "target": target}
-            _, entries = sources.locate(own.name, own.copies, folder, **options)
-            if target is not None and entries[0].content:
-                entries = sources.keep(own.name, entries, target)
-            found += entries
+            found += sources.locate(own.name, own.copies, progress=progress)[1]
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,26 +65,6 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # others, as EPS, would start other pr
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
-def source_of(files: Path | Mapping[str, bytes], name: str) -> Path | bytes:
-    """An image in a folder, or among the files of an archive."""
-    return files / name if isinstance(files, Path) else files[name]
-
-
-@contextmanager
-def opened_image(source: Path | bytes, name: str) -> Iterator[Any]:
-    """An image whose pixels are not decoded yet; what fails inside names the image."""
-    from PIL import Image
-
-    try:
-        stream = io.BytesIO(source) if isinstance(source, bytes) else source
-        with Image.open(stream, formats=FORMATS) as image:
-            yield image
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise WrongData(
-            f"The image {name} cannot be decoded ({', '.join(FORMATS)} are read): {error}."
-        ) from error
-
-
 def decode(
     source: Path | bytes, name: str, size: tuple[int, int] | None = None, fit: bool = False
 ) -> Tensor:
@@ -103,13 +82,19 @@ def decode(
     """
     from PIL import Image, ImageOps
 
-    with opened_image(source, name) as image:
-        if fit and size is not None:
-            upright = ImageOps.exif_transpose(image).convert("RGB")
-            fitted = ImageOps.fit(upright, (size[1], size[0]), Image.Resampling.BICUBIC)
-            pixels = np.array(fitted)
-        else:
-            pixels = np.array(image.convert("RGB"))
+    try:
+        stream = io.BytesIO(source) if isinstance(source, bytes) else source
+        with Image.open(stream, formats=FORMATS) as image:
+            if fit and size is not None:
+                upright = ImageOps.exif_transpose(image).convert("RGB")
+                fitted = ImageOps.fit(upright, (size[1], size[0]), Image.Resampling.BICUBIC)
+                pixels = np.array(fitted)
+            else:
+                pixels = np.array(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise WrongData(
+            f"The image {name} cannot be decoded ({', '.join(FORMATS)} are read): {error}."
+        ) from error
     if size is not None and pixels.shape[:2] != size:
         raise WrongData(
             f"The image {name} must have the size of the others, {size[1]} x {size[0]}, but has "
@@ -145,7 +130,8 @@ def image_samples(
         names: paths, by row.
         size: height and width that they are given; unless given, all must have that of the first.
     """
-    high, wide = size or decode(source_of(files, names[0]), names[0]).shape[1:]
+    first = files / names[0] if isinstance(files, Path) else files[names[0]]
+    high, wide = size or decode(first, names[0]).shape[1:]
     fit = size is not None
     if isinstance(files, Path):
         return ImageFiles(str(files), tuple(names), (high, wide), fit)
@@ -156,7 +142,6 @@ def image_samples(
 
 
 SIDE = 16
-BLOCK = 1024
 
 
 def thumbnail(image: Tensor) -> Tensor:
@@ -186,18 +171,12 @@ def distinct_rows(images: Samples, tolerance: float) -> Tensor:
         [0, 2]
     """
     small = torch.stack([thumbnail(torch.as_tensor(images[row])) for row in range(len(images))])
+    # differences first: a matrix product would lose the small distances to rounding
+    apart = torch.cdist(small, small, compute_mode="donot_use_mm_for_euclid_dist")
     repeated: set[int] = set()
-    for start in range(0, len(small), BLOCK):
-        # differences first: a matrix product would lose the small distances to rounding
-        apart = torch.cdist(
-            small[start : start + BLOCK],
-            small[start:],
-            compute_mode="donot_use_mm_for_euclid_dist",
-        )
-        close = (apart <= tolerance * SIDE).triu(1)
-        for first, other in torch.nonzero(close).tolist():
-            if start + first not in repeated:
-                repeated.add(start + other)
+    for first, other in torch.nonzero((apart <= tolerance * SIDE).triu(1)).tolist():
+        if first not in repeated:
+            repeated.add(other)
     return torch.tensor([row for row in range(len(small)) if row not in repeated])
 
 

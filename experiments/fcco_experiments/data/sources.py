@@ -234,11 +234,8 @@ def locate(
     *,
     download: bool = True,
     progress: Progress | None = None,
-    target: Path | None = None,
 ) -> tuple[Copy, list[Sighting]]:
-    """The first whole copy of a data set on this machine; else one that can be fetched.
-
-    What is fetched is kept in `target`, the cache unless given.
+    """The first whole copy of a data set on this machine; else one is fetched into the cache.
 
     Raises:
         WrongData: when a folder has the right name but lacks files.
@@ -259,7 +256,7 @@ def locate(
             sightings = _fetch(copy.files, progress)
             tried += [entry for entry in sightings if entry.state != "found"]
             if all(entry.state == "found" for entry in sightings):
-                return copy, keep(data, sightings, target or cache_folder())
+                return copy, _kept(data, sightings)
     tried.sort(key=lambda entry: entry.file)
     raise MissingData(data, tried, copies)
 
@@ -272,8 +269,9 @@ def contents(
     return [entry.content for entry in found]
 
 
-def keep(data: str, sightings: Sequence[Sighting], target: Path) -> list[Sighting]:
-    """Write files that were found into a folder, each whole or not at all."""
+def _kept(data: str, sightings: Sequence[Sighting]) -> list[Sighting]:
+    """Write files that were found into the cache, each whole or not at all."""
+    target = cache_folder()
     try:
         target.mkdir(parents=True, exist_ok=True)
         for entry in sightings:

@@ -14,7 +14,7 @@ from fcco import __version__
 
 from .. import environment, store, tasks
 from ..config import from_plain, plain
-from ..store import COMPARISON, Event, FolderError, Outcome, RunSpec, differences
+from ..store import COMPARISON, Event, Outcome, RunSpec, differences
 from ..task import Experiment, Problem, Progress
 from . import engine
 from .cluster import Cluster
@@ -170,11 +170,7 @@ def _earlier(plan: Plan, out: Path) -> dict[str, Any]:
         )
     else:
         changes = [f"`task` was {meta['task']!r} and is {plan.task!r} now"]
-    if changes:
-        raise FolderError(
-            f"{out} has runs of another config: {'; '.join(changes)}. Choose another place with "
-            "--out, or start anew with --overwrite."
-        )
+    store.refuse(f"{out} has runs of another config", changes)
     return meta
 
 

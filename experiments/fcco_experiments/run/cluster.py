@@ -152,8 +152,7 @@ class Cluster:
         except ray.exceptions.RayTaskError as error:  # raised by the job itself
             raise error.cause from None
         except ray.exceptions.RayError as error:
-            text = f"its process died ({type(error).__name__}); --resume goes on with it"
-            return job.failed(text, tell)
+            return job.died(type(error).__name__, tell)
 
 
 _loaded: list[Problem] = []

@@ -99,6 +99,10 @@ class Job(ABC):
         tell(Event("failed", self.title, text=text, details=details, count=len(self.specs)))
         return [Outcome(spec.label, "failed", text) for spec in self.specs]
 
+    def died(self, how: str, tell: Tell) -> list[Outcome]:
+        """The outcomes when the process of this job has died."""
+        return self.failed(f"its process died ({how}); --resume goes on with it", tell)
+
     def raised(self, error: Exception, path: Path, tell: Tell) -> list[Outcome]:
         """The outcomes after an error, whose traceback goes to a file, if there is room for it."""
         try:
@@ -133,12 +137,8 @@ class Run(Job):
 
 def finished_result(spec: RunSpec, folder: Path) -> dict[str, Any] | None:
     """The result of a finished run; refuses the folder of another one."""
-    saved = store.read_spec(folder) if (folder / store.CONFIG).is_file() else None
-    if saved is not None and (changes := spec.differences(saved)):
-        raise FolderError(
-            f"{folder} has another run: {'; '.join(changes)}. Choose another place with --out, "
-            "or start anew with --overwrite."
-        )
+    if (folder / store.CONFIG).is_file():
+        store.refuse(f"{folder} has another run", spec.differences(store.read_spec(folder)))
     return store.read_result(folder) if (folder / store.RESULT).is_file() else None
 
 

@@ -21,7 +21,7 @@ import torch
 
 from .. import environment, store, tasks
 from ..config import from_plain
-from ..store import FLEET_FOLDER, Event, FolderError, Kind, Outcome, RunSpec
+from ..store import FLEET_FOLDER, Event, Kind, Outcome, RunSpec
 from ..task import FleetTraining, Method, Problem, Row
 from . import engine
 from .engine import Job, Loop, Stop, Tell, threads
@@ -94,11 +94,8 @@ def _finished(out: Path, data: str) -> set[str]:
     lines = store.read_fleet_lines(out)
     for name, line in lines.items():
         if line["fingerprint"] != data:
-            raise FolderError(
-                f"{out} has runs on other data: those of {name} were {line['fingerprint'][:12]} "
-                f"and are {data[:12]} now. Choose another place with --out, or start anew with "
-                "--overwrite."
-            )
+            words = f"those of {name} were {line['fingerprint'][:12]} and are {data[:12]} now"
+            store.refuse(f"{out} has runs on other data", [words])
     return set(lines)
 
 

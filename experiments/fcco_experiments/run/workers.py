@@ -148,7 +148,7 @@ class _Worker:
         if self.job is None or (code == 0 and stopped):
             return []
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return self.job.failed(f"its process died ({how}); --resume goes on with it", tell)
+        return self.job.died(how, tell)
 
 
 def pool(jobs: Sequence[Job], number: int, tell: Tell, stop: Stop) -> list[Outcome]:

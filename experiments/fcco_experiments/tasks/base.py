@@ -1,4 +1,4 @@
-"""What the tasks share: config fields, learning rate, optimizers, batches and training loop."""
+"""What the tasks share: config fields, learning rate, optimizers, training loop, columns, words."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import contextlib
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 import fcco
 from fcco import _checks
-from fcco.groups import GroupBatchSampler
+from fcco.methods import ALIASES
 from fcco.methods.lagrangian import ProximalRound
 
-from ..data.grouped import Samples, Vectors
-from ..task import Experiment, Method, Row, Training
+from .. import data
+from ..prose import paragraphs
+from ..task import Experiment, Method, Metric, Page, Panel, Progress, Row, Task, Training
+from .judge import judge
 
 PART_KEYS = {"train": "train", "validation": "val", "test": "test"}
 """Parts of the data as the keys of rows call them."""
@@ -173,146 +174,6 @@ class Stepped:
         return nullcontext()
 
 
-class _Rows(Dataset[tuple[Tensor, int]]):
-    """Samples with their places, for a loader with worker processes."""
-
-    def __init__(self, samples: Samples, rows: Tensor) -> None:
-        self.samples, self.rows = samples, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, place: int) -> tuple[Tensor, int]:
-        sample = self.samples[int(self.rows[place])]
-        assert isinstance(sample, Tensor), "texts are encoded before"
-        return sample, place
-
-
-def loader(
-    config: OnMachine,
-    samples: Samples,
-    rows: Tensor,
-    batches: Iterable[list[int]],
-    device: torch.device,
-    *,
-    persistent: bool = False,
-) -> DataLoader[Any]:
-    """A loader of (inputs, places) for batches of places; `rows` holds the row of each place.
-
-    With `persistent` its worker processes are kept from one pass to the next.
-    """
-    return DataLoader(
-        _Rows(samples, rows),
-        batch_sampler=batches,
-        num_workers=config.loaders,
-        pin_memory=config.pin_memory and device.type == "cuda",
-        persistent_workers=persistent and config.loaders > 0,
-        generator=torch.Generator(),  # or each pass would draw from the global one
-    )
-
-
-def chunks(
-    config: OnMachine,
-    samples: Samples,
-    rows: Tensor,
-    device: torch.device,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Places with their inputs, for evaluation."""
-    pieces = torch.arange(len(rows)).split(config.evaluate_batch)
-    if isinstance(samples, Vectors):
-        values = samples.values
-        for piece in pieces:
-            yield piece, values[rows[piece].to(values.device)].to(device)
-        return
-    loaded = loader(config, samples, rows, [piece.tolist() for piece in pieces], device)
-    for piece, (inputs, _) in zip(pieces, loaded, strict=True):
-        yield piece, inputs.to(device, non_blocking=True)
-
-
-@torch.no_grad()
-def per_sample(
-    config: OnMachine,
-    samples: Samples,
-    rows: Tensor,
-    device: torch.device,
-    function: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """What `function` makes of inputs and their places, (b, k), for all rows."""
-    pieces = chunks(config, samples, rows, device)
-    return torch.cat([function(inputs, places.to(device)) for places, inputs in pieces])
-
-
-class Batches:
-    """An endless stream of batches that can be resumed.
-
-    A batch joins what one or several samplers draw, each from a stream of rows of its own: `rows`
-    holds the row of each place of each stream. `Vectors` are indexed in memory, other samples read
-    by a loader.
-    """
-
-    def __init__(
-        self,
-        config: OnMachine,
-        samples: Samples,
-        rows: Sequence[Tensor],
-        samplers: Sequence[GroupBatchSampler],
-        device: torch.device,
-    ) -> None:
-        self.config, self.samples, self.device = config, samples, device
-        self.samplers, self._rows = list(samplers), torch.cat(list(rows))
-        self._ends = torch.tensor([len(stream) for stream in rows]).cumsum(0)
-        self._starts = [0, *self._ends[:-1].tolist()]
-        self._loaded: Iterator[tuple[Tensor, Tensor]] | None = None
-        for sampler in self.samplers:
-            sampler.advance(0)  # what loaders have read ahead does not count as used
-
-    def draw(self) -> tuple[Tensor, list[Tensor]]:
-        """The inputs of the next batch, and its places in each stream (on the CPU)."""
-        if isinstance(self.samples, Vectors):
-            places = [torch.tensor(sampler.draw()) for sampler in self.samplers]
-            values = self.samples.values
-            rows = self._rows[self._joined(places)].to(values.device)
-            return values[rows].to(self.device), places
-        if self._loaded is None:
-            self._loaded = self._load()
-        inputs, joined = next(self._loaded)
-        sizes = torch.bincount(
-            torch.bucketize(joined, self._ends, right=True), minlength=len(self._starts)
-        )
-        places = joined.split(sizes.tolist())
-        return inputs.to(self.device, non_blocking=True), [
-            stream - start for stream, start in zip(places, self._starts, strict=True)
-        ]
-
-    def _joined(self, places: Sequence[Tensor]) -> Tensor:
-        """Places in the streams as places in all of them, one after the other."""
-        pairs = zip(places, self._starts, strict=True)
-        return torch.cat([stream + start for stream, start in pairs])
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Joined places of the batches that are left in this epoch, for a loader."""
-        for drawn in zip(*self.samplers, strict=True):
-            yield self._joined([torch.tensor(places) for places in drawn]).tolist()
-
-    def _load(self) -> Iterator[tuple[Tensor, Tensor]]:
-        loaded = loader(self.config, self.samples, self._rows, self, self.device, persistent=True)
-        while True:
-            for inputs, joined in loaded:
-                for sampler in self.samplers:
-                    sampler.advance()
-                yield inputs, joined
-
-    def state_dict(self) -> dict[str, Any]:
-        """How many batches were drawn."""
-        return {"samplers": [sampler.state_dict() for sampler in self.samplers]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after those draws."""
-        for sampler, saved in zip(self.samplers, state["samplers"], strict=True):
-            sampler.load_state_dict(dict(saved))
-        self._loaded = None
-
-
 class BaseTraining(Training):
     """The loop of a run: set the learning rate, update the weights, count.
 
@@ -399,3 +260,172 @@ class BaseTraining(Training):
         self.built.optimizer.load_state_dict(state["optimizer"])
         if self.built.objective is not None:
             self.built.objective.load_state_dict(state["objective"])
+
+
+class BaseTask(Task):
+    """A task whose sentences stand in a template, one block for each place.
+
+    Attributes:
+        template: the file, in this folder.
+        problem: made of a config and, perhaps, a progress.
+        methods: a line for each method word.
+        references: words of methods that solve another problem.
+        parts: of the data, in the order of their columns.
+    """
+
+    template: ClassVar[str]
+    problem: ClassVar[type[Any]]
+    methods: ClassVar[Mapping[str, str]]
+    references: ClassVar[tuple[str, ...]]
+    parts: ClassVar[tuple[str, ...]] = ("test", "train", "val")
+
+    @abstractmethod
+    def figures(self, config: Any) -> Iterable[tuple[Metric, str]]:
+        """Figures of each part of the data, see `by_part`."""
+
+    @abstractmethod
+    def once(self, config: Any) -> tuple[Metric, ...]:
+        """Figures of a whole run."""
+
+    @abstractmethod
+    def card(self, config: Any) -> dict[str, str]:
+        """What is said of the data; see `described`."""
+
+    @abstractmethod
+    def panels(self, config: Any) -> Iterable[Panel]:
+        """Plots of a comparison; of figures that no run has, the report draws none."""
+
+    def clouds(self, config: Any) -> Iterable[Panel]:
+        """Plots of a sweep, see `Page`."""
+        return ()
+
+    def entries(self, config: Any) -> Mapping[str, tuple[str, ...]]:
+        """Names of the entries of lists."""
+        return {}
+
+    @abstractmethod
+    def build(self, config: Any, method: Method) -> object:
+        """A method on a small model, to see whether its settings are right."""
+
+    def words(self, block: str, config: Any, **values: Any) -> tuple[str, ...]:
+        """The paragraphs of a block."""
+        return paragraphs(f"{self.template}/page.j2", block, config=config, **values)
+
+    def described(self, config: Experiment, **unless: str) -> dict[str, str]:
+        """What the card of the data says for this task; `unless` for data without such words."""
+        known = config.data in data.names()
+        return unless | (data.card(config.data).words.get(self.name, {}) if known else {})
+
+    def metrics(self, config: Any) -> tuple[Metric, ...]:
+        columns = by_part(*self.figures(config), parts=self.parts) + self.once(config)
+        return tuple(sorted(columns, key=lambda metric: not metric.headline))
+
+    def page(self, config: Any) -> Page:
+        values = {"card": self.card(config), "rule": self.judged(config)}
+        (title,) = self.words("title", config, **values)
+        return Page(
+            title=title,
+            question=self.words("question", config, **values),
+            metrics=self.metrics(config),
+            panels=tuple(self.panels(config)),
+            entries=self.entries(config),
+            references=self.named(config),
+            clouds=tuple(self.clouds(config)),
+            glossary=self.glossary(config),
+        )
+
+    def load(self, config: Any) -> Any:
+        return self.problem(config)
+
+    def fetch(self, config: Any, progress: Progress | None = None) -> Any:
+        return self.problem(config, progress)
+
+    def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
+        problems = list(self.wrong(config))
+        for name, method in config.methods.items():
+            try:
+                self.build(config, method)
+            except (TypeError, ValueError) as error:
+                problems.append((("methods", name), str(error)))
+        return problems
+
+    def wrong(self, config: Any) -> Iterable[tuple[tuple[str, ...], str]]:
+        """What is wrong beside the methods, as `Task.check` says it."""
+        return ()
+
+    def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        return self.words("verdict", config, **self.outcome(config, methods))
+
+    def next_steps(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
+        return self.words("next_steps", config, **self.outcome(config, methods))
+
+    def outcome(self, config: Any, methods: Mapping[str, list[Row]]) -> dict[str, Any]:
+        """What the sentences of the verdict are made from: the judgement, and whom they name."""
+        verdict, others = judge(self, config, methods), self.named(config)
+        return {
+            "verdict": verdict, "final": verdict.final, "best": verdict.best,
+            "order": verdict.order, "references": [n for n in verdict.order if n in others],
+            "reference": next((name for name in verdict.order if name in others), None),
+            "ours": next((name for name in verdict.order if name not in others), None),
+            "key": verdict.rule.objective if verdict.rule else "",
+        }  # fmt: skip
+
+    def named(self, config: Experiment) -> tuple[str, ...]:
+        """The references of a config, by the names that tables show."""
+        return tuple(n for n, method in config.methods.items() if method.method in self.references)
+
+    def glossary(self, config: Experiment) -> dict[str, str]:
+        """One line for each method of a config."""
+        result = {}
+        for name, method in config.methods.items():
+            known = method.method in self.methods
+            word = method.method if known else ALIASES.get(method.method, "")
+            step = f"The weights are stepped by {_UPDATES[method.update]}"
+            if method.independent:
+                step += "; a second, independent batch in each step carries the gradient"
+            result[name] = f"{self.methods.get(word, '')} {step}.".strip()
+        return result
+
+
+_UPDATES = {"adam": "Adam", "momentum": "SGD with momentum", "sgd": "SGD"}
+
+
+SECONDS = Metric("seconds", "seconds", "none", 1, True, "training time of a run")
+SPEED = Metric(
+    "samples_per_second", "samples a second", "none", 0, False,
+    "in training, evaluations not counted",
+)  # fmt: skip
+
+
+def by_part(*metrics: tuple[Metric, str], parts: Sequence[str]) -> tuple[Metric, ...]:
+    """A column of each metric for each part of the data, with the part in its key and its label.
+
+    The text beside a metric names the parts whose column is in the first table.
+
+    >>> (metric,) = by_part((Metric("auc", "AUC"), ""), parts=["val"])
+    >>> metric.key, metric.label, metric.headline
+    ('val_auc', 'AUC, validation', False)
+    """
+    words = {"val": "validation"}
+    return tuple(
+        replace(
+            metric, key=f"{part}_{metric.key}", label=f"{metric.label}, {words.get(part, part)}",
+            headline=part in shown.split(),
+        )
+        for part in parts
+        for metric, shown in metrics
+    )  # fmt: skip
+
+
+KKT = (
+    Metric("kkt_stationarity", "KKT stationarity", "lower", meaning="with its own multipliers:"
+        " length of the Lagrangian's gradient on all training data"),
+    Metric("kkt_feasibility", "KKT feasibility", "lower", meaning="largest violation of a"
+        " constraint on all training data"),
+    Metric("kkt_complementarity", "KKT complementarity", "lower", meaning="largest product of a"
+        " multiplier and its constraint"),
+    Metric("kkt_best_stationarity", "KKT stationarity, best multipliers", "lower", meaning="with"
+        " the best possible multipliers: length of the Lagrangian's gradient on all training data"),
+    Metric("kkt_best_complementarity", "KKT complementarity, best multipliers", "lower",
+        meaning="largest product of a best multiplier and its constraint"),
+)  # fmt: skip

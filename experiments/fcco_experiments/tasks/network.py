@@ -1,13 +1,16 @@
-"""What tasks on images, texts and vectors share: the config of a network, its inputs, its start."""
+"""What tasks on images, texts and vectors share: a network, its inputs, its start, batches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from fcco.groups import GroupBatchSampler
 
 from .. import backbones, environment
 from ..data.grouped import GroupedData, GroupedPart, Samples, Vectors
@@ -187,3 +190,146 @@ class NetworkTraining(BaseTraining):
         with autocast(self.config, self.device):
             scores = self.model(inputs)
         return scores if self.config.precision == "float32" else scores.float()
+
+
+# Batches.
+
+
+class _Rows(Dataset[tuple[Tensor, int]]):
+    """Samples with their places, for a loader with worker processes."""
+
+    def __init__(self, samples: Samples, rows: Tensor) -> None:
+        self.samples, self.rows = samples, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        sample = self.samples[int(self.rows[place])]
+        assert isinstance(sample, Tensor), "texts are encoded before"
+        return sample, place
+
+
+def loader(
+    config: OnMachine,
+    samples: Samples,
+    rows: Tensor,
+    batches: Iterable[list[int]],
+    device: torch.device,
+    *,
+    persistent: bool = False,
+) -> DataLoader[Any]:
+    """A loader of (inputs, places) for batches of places; `rows` holds the row of each place.
+
+    With `persistent` its worker processes are kept from one pass to the next.
+    """
+    return DataLoader(
+        _Rows(samples, rows),
+        batch_sampler=batches,
+        num_workers=config.loaders,
+        pin_memory=config.pin_memory and device.type == "cuda",
+        persistent_workers=persistent and config.loaders > 0,
+        generator=torch.Generator(),  # or each pass would draw from the global one
+    )
+
+
+def chunks(
+    config: OnMachine,
+    samples: Samples,
+    rows: Tensor,
+    device: torch.device,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Places with their inputs, for evaluation."""
+    pieces = torch.arange(len(rows)).split(config.evaluate_batch)
+    if isinstance(samples, Vectors):
+        values = samples.values
+        for piece in pieces:
+            yield piece, values[rows[piece].to(values.device)].to(device)
+        return
+    loaded = loader(config, samples, rows, [piece.tolist() for piece in pieces], device)
+    for piece, (inputs, _) in zip(pieces, loaded, strict=True):
+        yield piece, inputs.to(device, non_blocking=True)
+
+
+@torch.no_grad()
+def per_sample(
+    config: OnMachine,
+    samples: Samples,
+    rows: Tensor,
+    device: torch.device,
+    function: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """What `function` makes of inputs and their places, (b, k), for all rows."""
+    pieces = chunks(config, samples, rows, device)
+    return torch.cat([function(inputs, places.to(device)) for places, inputs in pieces])
+
+
+class Batches:
+    """An endless stream of batches that can be resumed.
+
+    A batch joins what one or several samplers draw, each from a stream of rows of its own: `rows`
+    holds the row of each place of each stream. `Vectors` are indexed in memory, other samples read
+    by a loader.
+    """
+
+    def __init__(
+        self,
+        config: OnMachine,
+        samples: Samples,
+        rows: Sequence[Tensor],
+        samplers: Sequence[GroupBatchSampler],
+        device: torch.device,
+    ) -> None:
+        self.config, self.samples, self.device = config, samples, device
+        self.samplers, self._rows = list(samplers), torch.cat(list(rows))
+        self._ends = torch.tensor([len(stream) for stream in rows]).cumsum(0)
+        self._starts = [0, *self._ends[:-1].tolist()]
+        self._loaded: Iterator[tuple[Tensor, Tensor]] | None = None
+        for sampler in self.samplers:
+            sampler.advance(0)  # what loaders have read ahead does not count as used
+
+    def draw(self) -> tuple[Tensor, list[Tensor]]:
+        """The inputs of the next batch, and its places in each stream (on the CPU)."""
+        if isinstance(self.samples, Vectors):
+            places = [torch.tensor(sampler.draw()) for sampler in self.samplers]
+            values = self.samples.values
+            rows = self._rows[self._joined(places)].to(values.device)
+            return values[rows].to(self.device), places
+        if self._loaded is None:
+            self._loaded = self._load()
+        inputs, joined = next(self._loaded)
+        sizes = torch.bincount(
+            torch.bucketize(joined, self._ends, right=True), minlength=len(self._starts)
+        )
+        places = joined.split(sizes.tolist())
+        return inputs.to(self.device, non_blocking=True), [
+            stream - start for stream, start in zip(places, self._starts, strict=True)
+        ]
+
+    def _joined(self, places: Sequence[Tensor]) -> Tensor:
+        """Places in the streams as places in all of them, one after the other."""
+        pairs = zip(places, self._starts, strict=True)
+        return torch.cat([stream + start for stream, start in pairs])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Joined places of the batches that are left in this epoch, for a loader."""
+        for drawn in zip(*self.samplers, strict=True):
+            yield self._joined([torch.tensor(places) for places in drawn]).tolist()
+
+    def _load(self) -> Iterator[tuple[Tensor, Tensor]]:
+        loaded = loader(self.config, self.samples, self._rows, self, self.device, persistent=True)
+        while True:
+            for inputs, joined in loaded:
+                for sampler in self.samplers:
+                    sampler.advance()
+                yield inputs, joined
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many batches were drawn."""
+        return {"samplers": [sampler.state_dict() for sampler in self.samplers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after those draws."""
+        for sampler, saved in zip(self.samplers, state["samplers"], strict=True):
+            sampler.load_state_dict(dict(saved))
+        self._loaded = None

@@ -10,7 +10,7 @@ from torch import nn
 
 from ... import backbones
 from ...task import Method, Metric, Panel, Progress, Row, Rule
-from ..words import SECONDS, SPEED, BaseTask
+from ..base import KKT, SECONDS, SPEED, BaseTask
 from .model import Continual
 from .problem import ContinualProblem
 from .training import METHODS, Contrasting, build
@@ -34,16 +34,7 @@ AT_THE_END = (
         " training pairs"),
     Metric("tracking_error", "tracking error", "lower", meaning="how far a method's running values"
         " of the constraints are from the true ones (root mean square over classes)"),
-    Metric("kkt_stationarity", "KKT stationarity", "lower", meaning="with its own multipliers:"
-        " length of the Lagrangian's gradient on all training data"),
-    Metric("kkt_feasibility", "KKT feasibility", "lower", meaning="largest violation of a"
-        " constraint on all training data"),
-    Metric("kkt_complementarity", "KKT complementarity", "lower", meaning="largest product of a"
-        " multiplier and its constraint"),
-    Metric("kkt_best_stationarity", "KKT stationarity, best multipliers", "lower", meaning="with"
-        " the best possible multipliers: length of the Lagrangian's gradient on all training data"),
-    Metric("kkt_best_complementarity", "KKT complementarity, best multipliers", "lower",
-        meaning="largest product of a best multiplier and its constraint"),
+    *KKT,
     SPEED,
 )  # fmt: skip
 

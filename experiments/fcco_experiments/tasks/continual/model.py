@@ -14,7 +14,8 @@ from torch.nn.functional import normalize
 from fcco.continual import TaskHeads
 
 from ...data.grouped import Samples
-from ..base import OnMachine, Scheduled, autocast, per_sample
+from ..base import OnMachine, Scheduled, autocast
+from ..network import per_sample
 
 if TYPE_CHECKING:
     from .problem import ContinualProblem

@@ -33,7 +33,7 @@ from ...data.grouped import (
 from ...data.samples import ImageFiles
 from ...data.sources import cache_folder, digest
 from ...task import Method, Problem, Progress
-from ..base import chunks, loader
+from ..network import chunks, loader
 from .model import Continual, Encoder, Scaling, Texts, TwoBackbones, made_up
 from .training import ContinualTraining
 

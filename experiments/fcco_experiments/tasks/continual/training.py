@@ -16,7 +16,8 @@ from fcco.contrastive import log_means
 from fcco.groups import GroupBatchSampler
 
 from ...task import Method, Row
-from ..base import PART_KEYS, BaseTraining, Batches, Stepped, check_method, make_optimizer
+from ..base import PART_KEYS, BaseTraining, Stepped, check_method, make_optimizer
+from ..network import Batches
 from .model import Continual, Encoder
 
 if TYPE_CHECKING:

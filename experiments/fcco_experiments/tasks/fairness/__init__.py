@@ -13,7 +13,7 @@ from fcco.methods import ALIASES
 
 from ... import data
 from ...task import Method, Metric, Panel, Problem, Progress, Row, Rule
-from ..words import SECONDS, BaseTask
+from ..base import KKT, SECONDS, BaseTask
 from .model import CellBatches, Cells, Fairness, Scorer
 from .training import (
     PAIRED,
@@ -69,17 +69,7 @@ METRICS = (  # with the parts whose column is in the first table
 )  # fmt: skip
 AT_THE_END = (
     SECONDS,
-    Metric("kkt_stationarity", "KKT stationarity", "lower", 4, meaning="length of the Lagrangian's"
-        " gradient on all training data with its own multipliers"),
-    Metric("kkt_feasibility", "KKT feasibility", "lower", 4, meaning="largest violation of a"
-        " constraint on all training data"),
-    Metric("kkt_complementarity", "KKT complementarity", "lower", 4, meaning="largest product of a"
-        " multiplier and its constraint"),
-    Metric("kkt_best_stationarity", "KKT stationarity, best multipliers", "lower", 4,
-        meaning="length of the Lagrangian's gradient on all training data with the best possible"
-        " multipliers"),
-    Metric("kkt_best_complementarity", "KKT complementarity, best multipliers", "lower", 4,
-        meaning="largest product of a best multiplier and its constraint"),
+    *KKT,
     Metric("singular_value", "least singular value", "none", 4, meaning="of the Jacobian of all"
         " constraints at the end, where one is violated"),
     Metric("singular_value_violated", "least singular value, violated constraints", "none", 4,
@@ -245,21 +235,14 @@ class FairnessTask(BaseTask):
         )
 
     def clouds(self, config: Fairness) -> Iterator[Panel]:
-        """AUC against both figures that may be judged, with the limit of the one that is."""
-        by_gap, limit = config.feasible_by == "gap", config.feasible_limit
-        for part, name in {"val": "validation", "train": "train"}.items():
-            if part == "val" and not config.validation:
-                continue
-            auc, where = f"AUC, {name}", f"({name} data)"
+        """AUC against the figure that is judged, with its limit; old sweeps lack the first."""
+        words = {"excess_gap": "ROC gap beyond chance", "violation": "worst constraint value"}
+        part, name = ("val", "validation") if config.validation else ("train", "train")
+        for key in (config.judged, "violation"):
             yield Panel(
-                "tradeoff", f"{part}_auc", f"AUC against the worst constraint {where}", auc,
-                f"{part}_violation", f"worst constraint value, {name}",
-                x_reference=0.0 if by_gap else limit,
-            )  # fmt: skip
-            yield Panel(
-                "tradeoff", f"{part}_auc", f"AUC against the ROC gap beyond chance {where}", auc,
-                f"{part}_excess_gap", f"ROC gap beyond chance, {name}",
-                x_reference=limit if by_gap else None,
+                "tradeoff", f"{part}_auc", f"AUC against the {words[key]} ({name} data)",
+                f"AUC, {name}", f"{part}_{key}", f"{words[key]}, {name}",
+                x_reference=config.feasible_limit if key == config.judged else 0.0,
             )  # fmt: skip
 
 

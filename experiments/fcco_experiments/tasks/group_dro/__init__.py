@@ -10,9 +10,8 @@ from torch import nn
 
 from ... import data
 from ...task import Method, Metric, Panel, Progress, Row, Rule
-from ..base import Stepped
+from ..base import SECONDS, SPEED, BaseTask, Stepped
 from ..network import NetworkProblem
-from ..words import SECONDS, SPEED, BaseTask
 from .training import METHODS, REFERENCES, GroupDRO, GroupDROTraining, build
 
 __all__ = ["TASK", "GroupDRO", "GroupDROProblem", "GroupDROTask", "GroupDROTraining", "build"]

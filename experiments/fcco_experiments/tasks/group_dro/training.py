@@ -19,15 +19,12 @@ from ...data.grouped import GroupedPart, Samples
 from ...task import Method, Row
 from ..base import (
     PART_KEYS,
-    Batches,
     Scheduled,
     Stepped,
     check_method,
-    chunks,
     make_optimizer,
-    per_sample,
 )
-from ..network import Networked, NetworkTraining
+from ..network import Batches, Networked, NetworkTraining, chunks, per_sample
 
 
 @dataclass(frozen=True, kw_only=True)

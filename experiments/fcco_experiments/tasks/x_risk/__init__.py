@@ -12,9 +12,8 @@ from ... import data as sets
 from ...data.grouped import GroupedData
 from ...data.sources import WrongData, few
 from ...task import Method, Metric, Panel, Progress, Row, Rule
-from ..base import Stepped
+from ..base import SECONDS, SPEED, BaseTask, Stepped
 from ..network import NetworkProblem
-from ..words import SECONDS, SPEED, BaseTask
 from .training import LISTS, METHODS, REFERENCES, XRisk, XRiskTraining, build
 
 __all__ = ["TASK", "XRisk", "XRiskProblem", "XRiskTask"]
