@@ -338,7 +338,7 @@ def test_the_study_runs(tmp_path, capsys, monkeypatch):
 
     ids = 1 + torch.arange(40)[:, None].repeat(1, 2)
     monkeypatch.setattr(small_batches.backbones, "build", lambda name, weights: Tiny())
-    monkeypatch.setattr(small_batches, "collect", lambda site: [])
+    monkeypatch.setattr(small_batches, "collect", lambda site, every: [])
     monkeypatch.setattr(small_batches, "tokens", lambda pairs: [ids, ids])
     out = tmp_path / "runs.jsonl"
     words = ["--quick", "--json", "--device", "cpu", "--seeds", "1", "--workers", "1"]

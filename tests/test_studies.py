@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import math
 import sys
@@ -61,6 +62,13 @@ def test_other_processes_give_the_same(tmp_path: Path) -> None:
     apart = Runner(square, Square, 2, tmp_path / "runs", show=None)
     assert apart(jobs, "runs") == [square(each) for each in jobs]
     assert (tmp_path / "runs").read_text().count("\n") == 4
+
+
+@pytest.mark.parametrize("name", ["estimators", "group_dro", "identities", "xrisk"])
+def test_other_processes_can_import_what_runs_a_job(name: str) -> None:
+    """A process that is started anew does not import the `__main__` of a package."""
+    command = importlib.import_module(f"studies.{name}.__main__")
+    assert command.run.__module__ != command.__name__
 
 
 def test_settings_are_chosen_on_tuning_seeds_and_shown_on_others() -> None:

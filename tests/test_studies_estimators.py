@@ -13,7 +13,7 @@ import torch
 
 from studies import publish
 from studies.estimators import __main__ as command
-from studies.estimators import methods, tables
+from studies.estimators import methods, tables, training
 
 
 def table(rows: int, seed: int = 0) -> tables.Part:
@@ -36,14 +36,14 @@ def test_gaps_are_those_of_fairlearn_and_the_error_that_of_resampling() -> None:
     }
     generator = np.random.default_rng(1)
     for constraint, difference in known.items():
-        gap, error = command.gap(predicted, part, constraint)
+        gap, error = training.gap(predicted, part, constraint)
         assert gap == pytest.approx(
             difference(part.y, predicted, sensitive_features=part.group), abs=1e-12
         )
         draws = []
         for _ in range(200):
             rows = generator.integers(0, 3000, 3000)
-            draws.append(command.gap(predicted[rows], part.rows(rows), constraint)[0])
+            draws.append(training.gap(predicted[rows], part.rows(rows), constraint)[0])
         # A standard deviation of 200 draws is known to 1 / sqrt(400) = 5 %; three times that. The
         # larger of two differences varies less than one alone.
         low = 0.85 if constraint == "demographic_parity" else 0.6
@@ -88,7 +88,7 @@ def test_the_bound_of_the_reduction_is_the_tolerance_of_the_gap() -> None:
     part = table(2000)
     fit = methods.exponentiated_gradient(methods.logistic, (0.1,))
     (candidate,) = fit(part, "demographic_parity", 0)
-    gap, _ = command.gap(candidate.predict(part), part, "demographic_parity")
+    gap, _ = training.gap(candidate.predict(part), part, "demographic_parity")
     assert gap == pytest.approx(0.1, abs=0.01)
 
 
@@ -118,14 +118,14 @@ def test_choice() -> None:
     def row(accuracy: float, gap: float) -> dict[str, float]:
         return {"accuracy": accuracy, "gap": gap}
 
-    assert command.choose([row(0.7, 0.01), row(0.8, 0.02), row(0.9, 0.021)]) == 1
-    assert command.choose([row(0.9, 0.5), row(0.6, 0.03), row(0.8, 0.1)]) == 1
+    assert training.choose([row(0.7, 0.01), row(0.8, 0.02), row(0.9, 0.021)]) == 1
+    assert training.choose([row(0.9, 0.5), row(0.6, 0.03), row(0.8, 0.1)]) == 1
     val = [row(0.5 + k / 100, 0.03 - k / 1000) for k in range(20)]
     names = [str(k) for k in range(20)]
     figures = {"settings": names, "val": val, "test": val[::-1], "seconds": [1.5]}
     assert command.by_seed([figures], "gap") == [val[0]["gap"]]
     kept = {"settings": ["19"], "val": val[19:], "test": val[:1], "seconds": [1.5]}
-    assert command.kept(figures) == kept
+    assert training.kept(figures) == kept
 
 
 def test_command(
@@ -150,7 +150,7 @@ def test_command(
         figures = json.loads(told.out.splitlines()[-1])
         (note,) = figures.pop("left_out")
         assert note.startswith("bank is left out")
-        assert list(figures) == ["adult"] and set(figures["adult"]) == set(command.CONSTRAINTS)
+        assert list(figures) == ["adult"] and set(figures["adult"]) == set(training.CONSTRAINTS)
         rows = figures["adult"]["demographic_parity"]
         thresholds = [name for name in methods.METHODS if "Threshold" in name]
         assert set(rows) == {"ours", *thresholds}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from studies.frontier import Point, compared
-from studies.group_dro.__main__ import run as train
+from studies.group_dro.training import run as train
 from studies.runner import Job
 
 

@@ -12,26 +12,26 @@ have splits of their own.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
-import torch
 from fcco_experiments import config as configs
 from fcco_experiments import environment
 from fcco_experiments.config import ConfigError
 from fcco_experiments.data import MissingData
 from fcco_experiments.stats import spread
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.group_dro import TASK, GroupDROProblem
+from fcco_experiments.tasks.group_dro import TASK
 
 from studies import publish
 from studies.runner import Job, Runner, command, parse, short, tuned
 
 from . import report
+from .training import run
 
 TUNING = {"heads": (1000,), "networks": (1000, 1001)}
 FRESH = range(2000, 2100)
@@ -122,30 +122,6 @@ def setting_of(method: Method) -> dict[str, Any]:
     return {"lr": method.lr, "update": method.update, **beta, **method.settings}
 
 
-@functools.cache
-def problem(name: str, overrides: tuple[str, ...]) -> GroupDROProblem:
-    return GroupDROProblem(configs.load(TASK, name, overrides=overrides))
-
-
-def run(job: Job, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Train as the job says: its problem is a config, its setting the fields of a `Method`."""
-    torch.set_num_threads(1)
-    own = problem(job.problem, overrides)
-    training = own.start(Method(**job.setting), job.seed)
-    row: dict[str, Any] = {"epochs": own.config.epochs}
-    try:
-        for _ in range(own.config.epochs * training.steps_per_epoch):
-            training.step()
-        row |= {k: v for k, v in training.evaluate().items() if isinstance(v, float)}
-        if own.config.spectrum:
-            row |= training.spectrum()
-    except (FloatingPointError, RuntimeError) as error:
-        if "finite" not in str(error) and not isinstance(error, FloatingPointError):
-            raise
-        row["died"] = True
-    return row
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("group_dro", __doc__)
     add = parser.add_argument
@@ -163,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if epochs is not None:  # a step schedule that ends as low in fewer epochs
             decay = max(1, round(first.decay_epochs * epochs / first.epochs))
             overrides += [f"epochs={epochs}", f"decay_epochs={decay}"]
-        do = functools.partial(run, overrides=tuple(overrides))
+        do = partial(run, overrides=tuple(overrides))
         runner = Runner(do, dict, options.workers, options.out)
         for rule, end in RULES.items() if heads else [("val_cvar", "-finetune")]:
             text = first.kind == "text"
