@@ -110,13 +110,13 @@ def publish(folder: Path, target: Path) -> list[Path]:
     found = store.read_sweep(folder)
     if found is not None:
         target.mkdir(parents=True, exist_ok=True)
-        store.write_packed(target / SWEEP, [_small_sweep(found, meta)])
+        store.write_rows(target / SWEEP, [_small_sweep(found, meta)])
         return [target / SWEEP]
     task, config = problem(comparison)
     page = task.page(config)
     write_table(target, table(comparison, page.metrics), meta)
     finished = [run for run in comparison.runs if run.result is not None]
-    store.write_packed(target / RUNS, [_line(run, page) for run in finished])
+    store.write_rows(target / RUNS, [_line(run, page) for run in finished])
     return [target / TABLE, target / RUNS]
 
 

@@ -201,7 +201,7 @@ def sweep(context: click.Context, **given: Any) -> None:
     "fcco report runs/mine --task my_module:TASK",
     takes="wide as_json quiet",
 )
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=o.PATH)
 @click.option(
     "--task",
     metavar="MODULE:ATTRIBUTE",
@@ -210,7 +210,7 @@ def sweep(context: click.Context, **given: Any) -> None:
 @click.option(
     "--publish",
     metavar="FOLDER",
-    type=click.Path(path_type=Path),
+    type=o.PATH,
     help="Write small files for a repository here, too.",
 )
 def report(folder: Path, task: str | None, publish: Path | None, **given: Any) -> None:
@@ -338,7 +338,8 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
     printer.text(*done.verdict)
     printer.text(*done.winners, mark="- ")
     if done.table:
-        printer.table(stats.cells(done.table, done.metrics, done.rule, wide=given["wide"]))
+        columns = stats.columns(done.metrics, done.rule, wide=given["wide"])
+        printer.table(stats.cells(done.table, columns, done.rule))
     if done.next_steps:
         printer.line("Next:")
         printer.text(*done.next_steps, mark="- ")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .display import fetching, printable
+from .options import PATH
 
 if TYPE_CHECKING:  # it needs torch
     from .. import data
@@ -18,8 +19,7 @@ if TYPE_CHECKING:  # it needs torch
 Row = dict[str, str]
 WIDTH = 80
 
-_PATH = click.Path(path_type=Path)
-_folder = click.option("--folder", type=_PATH, help="Look here before FCCO_DATA and the cache.")
+_folder = click.option("--folder", type=PATH, help="Look here before FCCO_DATA and the cache.")
 _json = click.option("--json", "as_json", is_flag=True, help="As one JSON list, on the last line.")
 
 

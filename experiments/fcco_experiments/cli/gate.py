@@ -10,6 +10,7 @@ import click
 
 from ..config import ConfigError
 from .display import Printer, printable
+from .options import PATH
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,12 +19,11 @@ if TYPE_CHECKING:
 
 LOSSES = ("log", "error", "squared", "absolute")
 OWN = "the columns"  # losses that the table holds
-_PATH = click.Path(path_type=Path)
 
 
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
-@click.option("--data", type=_PATH, required=True, metavar="FILE", help="csv, tsv or parquet.")
+@click.option("--data", type=PATH, required=True, metavar="FILE", help="csv, tsv or parquet.")
 @click.option(
     "--segments",
     multiple=True,
@@ -64,7 +64,7 @@ _PATH = click.Path(path_type=Path)
     metavar="N",
     help="Segments with fewer are not tested; 20.",
 )
-@click.option("--out", type=_PATH, metavar="PAGE.html", help="Write a page with a picture, too.")
+@click.option("--out", type=PATH, metavar="PAGE.html", help="Write a page with a picture, too.")
 @click.option("--json", "as_json", is_flag=True, help="The verdicts, the last line of stdout.")
 @click.option("--quiet", is_flag=True, help="No table.")
 def gate(

@@ -133,7 +133,8 @@ def _seeds(text: str) -> tuple[int, ...]:
         raise ConfigError(f"`--seeds` must be whole numbers such as 0,1,2 but is: {text}") from None
 
 
-_NUMBER, _PATH = click.IntRange(min=1), click.Path(path_type=Path)
+PATH = click.Path(path_type=Path)
+_NUMBER = click.IntRange(min=1)
 _OPTIONS: list[click.Parameter] = [
     click.Argument(["task"]),
     _Option(["--data"], metavar="NAME",
@@ -150,7 +151,7 @@ _OPTIONS: list[click.Parameter] = [
     _Option(["--setting"], metavar="NAME", help="A variant, if not the usual one ({settings})."),
     _Option(["--config"], metavar="FILE", help="A config of your own, instead of --data."),
     _Option(["--quick"], is_flag=True, help="The fast version of the experiment."),
-    _Option(["--out"], metavar="FOLDER", type=_PATH, help="For the runs; runs/... unless given."),
+    _Option(["--out"], metavar="FOLDER", type=PATH, help="For the runs; runs/... unless given."),
     _Option(["--resume"], is_flag=True, help="Go on with the runs in the folder."),
     _Option(["--overwrite"], is_flag=True, help="Delete the runs in the folder."),
     _Option(["--workers"], metavar="N", type=_NUMBER,
@@ -164,7 +165,7 @@ _OPTIONS: list[click.Parameter] = [
     _Option(["--chunk"], metavar="N", type=_NUMBER,
             help="Runs of a fleet at most; as many as fit."),
     _Option(["--tensorboard"], is_flag=True, help="Log for TensorBoard too."),
-    _Option(["--data-folder"], metavar="FOLDER", type=_PATH,
+    _Option(["--data-folder"], metavar="FOLDER", type=PATH,
             help="Look for data here first; the same as FCCO_DATA."),
     _Option(["--wide"], is_flag=True, help="A table of all headline figures."),
     _Option(["--json", "as_json"], is_flag=True, help="The table, the last line of stdout."),
