@@ -100,11 +100,10 @@ def publish(folder: Path, target: Path) -> list[Path]:
     Raises:
         FolderError: when no run has finished, or results with more runs would be lost.
     """
-    if not (folder / COMPARISON).is_file():
-        raise FolderError(f"{folder} holds no {COMPARISON}: it is not a folder of runs.")
+    meta = store.read_meta(folder)  # refuses what is published already
     comparison = store.load_comparison(folder)
-    meta = comparison.meta | {
-        "command": re.sub(r" --(out|data-folder)[ =]('[^']*'|\S+)", "", comparison.meta["command"]),
+    meta |= {
+        "command": re.sub(r" --(out|data-folder)[ =]('[^']*'|\S+)", "", meta["command"]),
         "environment": environment(comparison.runs),
     }
     found = store.read_sweep(folder)

@@ -36,8 +36,8 @@ def rows(result: Result) -> list[dict[str, str]]:
 
 
 def test_list(tmp_path):
-    lines = run("list").stdout.splitlines()
-    assert lines[0].split() == ["name", "rows", "where"] and len(lines) == 1 + len(data.names())
+    lines = [line.rstrip() for line in run("list").stdout.splitlines() if line.strip()]
+    assert lines[0].split() == ["name", "rows", "where"] and len(lines) == 2 + len(data.names())
     assert max(map(len, lines)) <= 80
     where = {row["name"]: row["where"] for row in rows(run("list", "--json"))}
     assert (where["adult"], where["synthetic"]) == ("not found", "generated")

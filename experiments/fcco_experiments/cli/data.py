@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .display import fetching, printable
+from .display import Printer, fetching, printable
 from .options import PATH
 
 if TYPE_CHECKING:  # it needs torch
@@ -137,12 +137,8 @@ def _where(card: data.Card, folder: Path | None) -> str:
 
 
 def _show(rows: Sequence[Row], as_json: bool) -> None:
-    """Columns of text under their names, one line for each row."""
     if as_json:
         click.echo(json.dumps(rows))
-        return
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo(printable("  ".join(cells).rstrip()))
+    elif rows:
+        lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+        Printer({"wide": True}).table(lines, numbers=False)

@@ -107,7 +107,7 @@ def gate(
         table = read_table(data)
         if len(table.frame) == 0:
             raise ConfigError(f"--data: {data} has no rows.")
-        kind, before, after = _losses(table, old, new, label, loss)
+        kind, (before, after) = _losses(table, old, new, label, loss)
         members = _members(table, segments)
     except WrongData as error:
         hint = "" if label else " (Columns of predictions need --label.)"
@@ -172,20 +172,20 @@ def summary(found: dict[str, Any]) -> str:
 
 def _losses(
     table: Table, old: str, new: str, label: str | None, loss: str | None
-) -> tuple[str, np.ndarray, np.ndarray]:
+) -> tuple[str, list[np.ndarray]]:
     """The kind of loss, and the losses of both models."""
     import numpy as np
 
     from ..data.table import coded, numbers_in, plain_cells
 
     if label is None:
-        return OWN, numbers_in(table, "OLD", old), numbers_in(table, "NEW", new)
+        return OWN, [numbers_in(table, "OLD", old), numbers_in(table, "NEW", new)]
     columns = {"OLD": old, "NEW": new}
     if loss in ("squared", "absolute"):
         truth = numbers_in(table, "label", label)
         power = 2 if loss == "squared" else 1
-        away = [np.abs(numbers_in(table, *column) - truth) ** power for column in columns.items()]
-        return loss, away[0], away[1]
+        found = [numbers_in(table, *column) for column in columns.items()]
+        return loss, [np.abs(each - truth) ** power for each in found]
     codes, words = coded(table, "label", label)
     texts = [plain_cells(table, *column) for column in columns.items()]
     hard = label in table.frame and all(text.isin(words).all() for text in texts)
@@ -197,8 +197,7 @@ def _losses(
                     f"{', '.join(words[:5])}."
                 )
         truth = plain_cells(table, "label", label)
-        wrong = [(text != truth).to_numpy(float) for text in texts]
-        return "error", wrong[0], wrong[1]
+        return "error", [(text != truth).to_numpy(float) for text in texts]
     if len(words) != 2:
         raise ConfigError(
             f"`label`: {label} has {len(words)} values, and log loss is for two. Name one as "
@@ -212,8 +211,7 @@ def _losses(
                 "needs probabilities from 0 to 1. Another loss: --loss squared."
             )
     near = [np.where(codes == 1, score, 1 - score) for score in scores]
-    surprise = [-np.log(np.maximum(each, 1e-6)) for each in near]
-    return "log", surprise[0], surprise[1]
+    return "log", [-np.log(np.maximum(each, 1e-6)) for each in near]
 
 
 def _members(table: Table, segments: Sequence[str]) -> dict[str, np.ndarray]:
