@@ -3,11 +3,11 @@
     python -m studies.untuned --json --workers 2 --out build/untuned.jsonl
     python -m studies.untuned --quick --json           # one seed, under three minutes
     python -m studies.untuned --only '^adult: fcco$'   # ours alone, on one problem
-    python -m studies.untuned --gpu --json             # also networks on a GPU, ten minutes
+    python -m studies.untuned --gpu --minutes 9        # also networks on a GPU, for so long
 
 Problems are called `adult`, `adult / values x 100`, ..., `reviews`, `S2`,
 `tabular MLP, 16 x 4, Adam 0.9`; `--only` takes a regular expression for `PROBLEM: METHOD`, and the
-method `fcco` is ours.
+method `fcco` is ours. `studies.untuned.networks` says which networks there are.
 """
 
 from __future__ import annotations
