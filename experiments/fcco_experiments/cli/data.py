@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
-from ..prose import printable
+from .display import fetching, printable
 
 if TYPE_CHECKING:  # it needs torch
     from .. import data
@@ -138,31 +134,6 @@ def _where(card: data.Card, folder: Path | None) -> str:
         if all(entry.state == "found" for entry in found):
             return found[0].place
     return "not found"
-
-
-@contextmanager
-def fetching() -> Iterator[data.Progress]:
-    """Bars of downloads on a terminal, one line for each elsewhere; always on the error stream."""
-    console = Console(stderr=True)
-    seen: dict[str, Any] = {}
-    if not console.is_terminal:
-
-        def tell(what: str, done: int, total: int | None) -> None:
-            if what not in seen:
-                seen[what] = True
-                click.echo(f"fetching {what}", err=True)
-
-        yield tell
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
-
-        def draw(what: str, done: int, total: int | None) -> None:
-            if what not in seen:
-                seen[what] = bars.add_task(what, total=total)
-            bars.update(seen[what], completed=done, total=total)
-
-        yield draw
 
 
 def _show(rows: Sequence[Row], as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..config import ConfigError
-from ..prose import printable
+from .display import Printer, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 LOSSES = ("log", "error", "squared", "absolute")
 OWN = "the columns"  # losses that the table holds
-
-
 _PATH = click.Path(path_type=Path)
 
 
@@ -41,7 +39,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option(
     "--loss",
-    metavar="|".join(LOSSES),
+    type=click.Choice(LOSSES),
     help="With --label: log loss of scores from 0 to 1 that the label is its second value, 0/1 "
     "error of predicted labels, or squared or absolute error. Unless given: log for scores, error "
     "where all predictions are values of the label.",
@@ -52,7 +50,13 @@ _PATH = click.Path(path_type=Path)
     metavar="X",
     help="How much worse the mean loss of a segment may be; with --label 0.01 unless given.",
 )
-@click.option("--level", default=0.95, metavar="P", help="How sure all verdicts are; 0.95.")
+@click.option(
+    "--level",
+    type=click.FloatRange(0.5, 1, max_open=True),
+    default=0.95,
+    metavar="P",
+    help="How sure all verdicts are; 0.95.",
+)
 @click.option(
     "--min-rows",
     type=click.IntRange(min=2),
@@ -92,10 +96,7 @@ def gate(
 
     from ..data.sources import WrongData
     from ..data.table import read_table
-    from .display import Printer
 
-    if not 0.5 <= level < 1:
-        raise ConfigError(f"--level must be at least 0.5 and below 1 but is: {level:g}")
     if old == new:
         raise ConfigError(f"OLD and NEW are the same column, `{old}`.")
     if label is None and loss is not None:
@@ -179,8 +180,6 @@ def _losses(
 
     if label is None:
         return OWN, numbers_in(table, "OLD", old), numbers_in(table, "NEW", new)
-    if loss is not None and loss not in LOSSES:
-        raise ConfigError(f"--loss must be one of {', '.join(LOSSES)} but is: {loss}")
     columns = {"OLD": old, "NEW": new}
     if loss in ("squared", "absolute"):
         truth = numbers_in(table, "label", label)
