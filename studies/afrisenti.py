@@ -1,10 +1,13 @@
-"""The worst of twelve languages: sentiment of tweets, one linear classifier for all.
+"""The worst of twelve languages: sentiment of tweets, one classifier for all.
 
     python -m studies.afrisenti --publish            # ten minutes
     python -m studies.afrisenti --quick --json       # one seed, a quarter of the steps
+    python -m studies.afrisenti --model minilm       # other features
+    python -m studies.afrisenti --model finetuned --device cuda --seeds 3 --workers 3
 
 AfriSenti (Muhammad et al. 2023): 804 to 3,000 tweets in each of twelve African languages, positive,
-neutral or negative. Features are 4,096 hashed character n-grams. Every method has the same model,
+neutral or negative. The model is linear on 4,096 hashed character n-grams, or on the features of
+MiniLM, or MiniLM fine-tuned with a linear head. Every method has the same model,
 Adam, learning rate, schedule and number of steps. Groups are the three labels of each language; all
 methods but the first have the same batches, three tweets of each group. Printed is the macro F1 on
 the test tweets: of the worst language, and the mean over languages. The settings of a method, of
@@ -25,7 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from fcco_experiments import backbones
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fcco
@@ -33,7 +37,8 @@ from studies import publish
 from studies.runner import Job, Runner, command, parse
 
 FILE, LABELS = "afrisenti_12.csv.gz", ("negative", "neutral", "positive")
-WIDTH, STEPS, QUICK_STEPS, RATE, PER_GROUP = 4096, 1500, 400, 0.003, 3
+MODELS = {"ngrams": (1500, 0.003), "minilm": (1500, 0.003), "finetuned": (600, 1e-4)}  # steps, rate
+WIDTH, QUICK_STEPS, PER_GROUP, TOKENS = 4096, 400, 3, 64
 STEP_SIZES, OFFSETS, RATIOS = (0.001, 0.01, 0.1), (0.1, 1.0), (1 / 12, 1 / 3)
 METHODS: dict[str, list[dict[str, Any]]] = {
     "ERM": [{}],
@@ -46,57 +51,80 @@ METHODS: dict[str, list[dict[str, Any]]] = {
 
 
 class Split(NamedTuple):
-    """Features, label and group of each tweet: three for each language."""
+    """Features or token ids, label and group of each tweet: three groups for each language."""
 
     x: Tensor
     y: Tensor
     group: Tensor
 
 
-@functools.cache
-def tweets() -> tuple[tuple[str, ...], dict[str, Split]]:
-    """The names of the languages; the splits train, dev and test."""
+def _ngrams(texts: Sequence[str]) -> Tensor:
     from sklearn.feature_extraction.text import HashingVectorizer
     from sklearn.preprocessing import normalize
 
+    plain: Any = None  # no norm
+    grams = HashingVectorizer(analyzer="char_wb", ngram_range=(1, 4), n_features=WIDTH, norm=plain)
+    counts: Any = grams.transform(texts)
+    counts.data = np.sign(counts.data) * np.log1p(abs(counts.data))
+    unit: Any = normalize(counts)
+    return torch.as_tensor(unit.toarray() * WIDTH**0.5 / 4, dtype=torch.float32)
+
+
+@torch.no_grad()
+def _minilm(ids: Tensor, device: str) -> Tensor:
+    """The features of MiniLM, centred, of one variance."""
+    backbone = backbones.build("minilm").to(device).eval()
+    found = torch.cat([backbone(part.to(device)).cpu() for part in ids.split(256)])
+    return (found - found.mean(0)) / found.std()
+
+
+@functools.cache
+def tweets(model: str, device: str) -> tuple[tuple[str, ...], dict[str, Split]]:
+    """The names of the languages; the splits train, dev and test."""
     path = Path(os.environ.get("FCCO_DATA", "")) / FILE
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    names = tuple(sorted({row["language"] for row in rows}))
-    plain: Any = None  # no norm
-    grams = HashingVectorizer(analyzer="char_wb", ngram_range=(1, 4), n_features=WIDTH, norm=plain)
-    counts: Any = grams.transform(row["text"] for row in rows)
-    counts.data = np.sign(counts.data) * np.log1p(abs(counts.data))
-    unit: Any = normalize(counts)
-    x = torch.as_tensor(unit.toarray() * WIDTH**0.5 / 4, dtype=torch.float32)
+    names, texts = tuple(sorted({row["language"] for row in rows})), [row["text"] for row in rows]
+    if model == "ngrams":
+        x = _ngrams(texts)
+    else:
+        ids: Any = backbones.encode("minilm", tuple(texts), tokens=TOKENS)
+        x = ids.values if model == "finetuned" else _minilm(ids.values, device)
     y = torch.tensor([LABELS.index(row["label"]) for row in rows])
     group = 3 * torch.tensor([names.index(row["language"]) for row in rows]) + y
     splits = {}
     for name in ("train", "dev", "test"):
         own = torch.tensor([row["split"] == name for row in rows])
-        splits[name] = Split(x[own], y[own], group[own])
+        splits[name] = Split(*(each[own].to(device) for each in (x, y, group)))
     return names, splits
 
 
+def network(model: str) -> nn.Module:
+    """A linear model, from 0, or MiniLM with such a head."""
+    head = nn.Linear(WIDTH if model == "ngrams" else 384, 3)
+    nn.init.zeros_(head.weight)
+    return nn.Sequential(backbones.build("minilm"), head) if model == "finetuned" else head
+
+
 @functools.cache
-def possible() -> fcco.ReferenceLosses:
-    """The loss of each training tweet in a model of the other half of its language.
+def possible(model: str) -> fcco.ReferenceLosses:
+    """The loss of each training tweet in a linear model of the other half of its language.
 
     Each model gives the three labels the same weight.
     """
-    data = tweets()[1]["train"]
+    names, splits = tweets(model, "cpu")
+    data = splits["train"]
     half = torch.rand(len(data.y), generator=torch.Generator().manual_seed(0)) < 0.5
     losses = torch.empty(len(data.y))
-    for language in range(len(tweets()[0])):
+    for language in range(len(names)):
         for side in (half, ~half):
             own, other = ((data.group // 3 == language) & each for each in (side, ~side))
             weight = len(data.y[own]) / 3 / torch.bincount(data.y[own], minlength=3)
-            model = torch.nn.Linear(WIDTH, 3)
-            torch.nn.init.zeros_(model.weight)
-            optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20)
+            linear: Any = network(model)
+            optimizer = torch.optim.LBFGS(linear.parameters(), max_iter=20)
 
             def loss(
-                model: Any = model, x: Tensor = data.x[own], y: Tensor = data.y[own],
+                model: Any = linear, x: Tensor = data.x[own], y: Tensor = data.y[own],
                 weight: Tensor = weight,
             ) -> Tensor:  # fmt: skip
                 model.zero_grad()
@@ -107,7 +135,9 @@ def possible() -> fcco.ReferenceLosses:
 
             optimizer.step(loss)
             with torch.no_grad():
-                losses[other] = cross_entropy(model(data.x[other]), data.y[other], reduction="none")
+                losses[other] = cross_entropy(
+                    linear(data.x[other]), data.y[other], reduction="none"
+                )
     return fcco.ReferenceLosses(losses)
 
 
@@ -118,7 +148,10 @@ def objective_of(job: Job, model: torch.nn.Module, optimizer: Any, number: int) 
     if job.method == "CTC-DRO":
         return fcco.methods.ctc_dro(model, optimizer, number, **job.setting)
     if job.method.startswith("fcco"):
-        reference = possible() if "reference" in job.method else None
+        # Of fine-tuned models those of the features: each language has too few tweets for its own.
+        kind, device = job.problem.split(" / ")
+        kind = "minilm" if kind == "finetuned" else kind
+        reference = possible(kind).to(device) if "reference" in job.method else None
         return fcco.CVaRGroupDRO(model, optimizer, number, reference=reference, **job.setting)
     return None
 
@@ -128,30 +161,34 @@ def f1(logits: Tensor, data: Split, number: int) -> list[float]:
     from sklearn.metrics import f1_score
 
     rows = [data.group // 3 == language for language in range(number)]
-    scores = (f1_score(data.y[own], logits[own].argmax(1), average="macro") for own in rows)
+    labels, said = data.y.cpu(), logits.argmax(1).cpu()
+    scores = (f1_score(labels[o], said[o], average="macro") for o in (r.cpu() for r in rows))
     return [round(float(score), 5) for score in scores]
 
 
 def run(job: Job) -> dict[str, Any]:
     """The macro F1 of each language that a method ends with, on the dev and the test tweets."""
     torch.set_num_threads(1)
-    names, splits = tweets()
-    data, steps = splits["train"], job.evaluations or STEPS
+    kind, device = job.problem.split(" / ")
+    names, splits = tweets(kind, device)
+    data, (steps, rate) = splits["train"], MODELS[kind]
+    steps = job.evaluations or steps
     torch.manual_seed(job.seed)
-    model = torch.nn.Linear(WIDTH, 3)
-    torch.nn.init.zeros_(model.weight)
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    model = network(kind).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
     number = 3 * len(names)
-    sampler = fcco.GroupBatchSampler(data.group, number, PER_GROUP, seed=job.seed)
+    sampler = fcco.GroupBatchSampler(data.group.cpu(), number, PER_GROUP, seed=job.seed)
     objective = objective_of(job, model, optimizer, number)
     for _ in range(steps):
-        rows = torch.as_tensor(sampler.draw())
+        rows = torch.as_tensor(sampler.draw(), device=device)
         if job.method == "ERM":
-            rows = torch.randint(len(data.y), (len(rows),))
+            rows = torch.randint(len(data.y), (len(rows),), device=device)
 
         def losses(rows: Tensor = rows) -> Tensor:
-            return cross_entropy(model(data.x[rows]), data.y[rows], reduction="none")
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                logits = model(data.x[rows])
+            return cross_entropy(logits.float(), data.y[rows], reduction="none")
 
         if objective is None:
             loss = losses().mean()
@@ -163,7 +200,8 @@ def run(job: Job) -> dict[str, Any]:
         optimizer.zero_grad()
         schedule.step()
     with torch.no_grad():
-        return {s: f1(model(splits[s].x), splits[s], len(names)) for s in ("dev", "test")}
+        logits = {s: torch.cat([model(x) for x in splits[s].x.split(500)]) for s in ("dev", "test")}
+    return {s: f1(found, splits[s], len(names)) for s, found in logits.items()}
 
 
 def table(methods: Mapping[str, Any]) -> list[list[str]]:
@@ -176,18 +214,25 @@ def table(methods: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def published() -> list[list[str]]:
+def published(model: str = "ngrams") -> list[list[str]]:
     """Of docs/recipes/data-mixtures.md."""
-    return table(publish.table("afrisenti")["methods"])
+    return table(publish.table(folder(model))["methods"])
+
+
+def folder(model: str) -> str:
+    return "afrisenti" if model == "ngrams" else f"afrisenti-{model}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parse(command("afrisenti", __doc__), arguments, (1, 5))
-    steps = QUICK_STEPS if options.quick else None
+    parser = command("afrisenti", __doc__)
+    parser.add_argument("--model", default="ngrams", choices=MODELS)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    options = parse(parser, arguments, (1, 5))
+    steps, problem = QUICK_STEPS if options.quick else None, f"{options.model} / {options.device}"
     runner = Runner(run, dict, options.workers, options.out)
     jobs = {
         name: [
-            [Job("AfriSenti", name, setting, seed, evaluations=steps)
+            [Job(problem, name, setting, seed, evaluations=steps)
              for seed in range(options.seeds)]
             for setting in grid
         ]
@@ -200,8 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         k = max(range(len(own)), key=lambda k: sum(min(row["dev"]) for row in found[k]))
         methods[name] = {"setting": METHODS[name][k], "test": [row["test"] for row in found[k]]}
     print(publish.plain(table(methods)))
-    result = {"languages": list(tweets()[0]), "methods": methods}
-    publish.conclude(options, "afrisenti", result)
+    languages = list(tweets(options.model, options.device)[0])
+    result = {"languages": languages, "methods": methods}
+    publish.conclude(options, folder(options.model), result)
 
 
 if __name__ == "__main__":

@@ -265,7 +265,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = command("small_batches", __doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parse(parser, words, (1, 3))
-    problem, limit = ("64 pairs", 64) if options.quick else ("all pairs", None)
+    problem, limit = ("32 pairs", 32) if options.quick else ("all pairs", None)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pairs.pt"
         site = Path(sysconfig.get_paths()["purelib"])

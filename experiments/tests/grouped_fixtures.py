@@ -13,9 +13,8 @@ from scenes_fixtures import saved, tar, unpack
 
 __all__ = ["Faces", "Patches", "Reviews", "opinions", "put", "stand_in"]
 
-ATTRIBUTES = (
-    *("Attractive", "Bald", "Blond_Hair", "Gray_Hair", "Male", "Mouth_Slightly_Open", "Smiling"),
-)
+FOUR = ("Attractive", "Mouth_Slightly_Open", "Male", "Blond_Hair")  # make the 16 groups
+ATTRIBUTES = [*FOUR, "Bald", "Gray_Hair", "Smiling"]
 FACE = (24, 20)  # height, width
 
 
@@ -34,9 +33,9 @@ class Faces:
         self.names = [f"{number:06d}.jpg" for number in range(1, len(self.groups) + 1)]
         self.table = pd.DataFrame(
             random.choice([-1, 1], size=(len(self.names), len(ATTRIBUTES))),
-            columns=list(ATTRIBUTES),
+            columns=ATTRIBUTES,
         )
-        for place, name in enumerate(("Attractive", "Mouth_Slightly_Open", "Male", "Blond_Hair")):
+        for place, name in enumerate(FOUR):
             self.table[name] = [1 if group >> (3 - place) & 1 else -1 for group in self.groups]
 
     def files(self) -> dict[str, bytes]:

@@ -152,11 +152,12 @@ def winners_table(comparison: Comparison, sweep: Sweep, shown: Sequence[Metric])
         return {
             name: {
                 metric.key: {
-                    "mean": number(won.figures.get(metric.key)),
+                    "mean": number(won.figures[metric.key]),
                     "std": math.nan,
                     "runs": won.finished,
                 }
                 for metric in shown
+                if metric.key in won.figures
             }
             for name, won in sweep.winners.items()
         }
