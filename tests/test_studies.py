@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -64,6 +65,17 @@ def test_other_processes_give_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text().count("\n") == 4
 
 
+def test_jobs_that_begin_too_late_are_left_out(tmp_path: Path) -> None:
+    runner = Runner(square, Square, 2, tmp_path / "runs", show=None)
+    runner([job(2)], "runs")
+    now, jobs = time.time(), [job(x) for x in range(4)]
+    assert runner(jobs, "runs", until=now - 1) == [Square(4)]
+    runner.workers = 1
+    assert runner(jobs, "runs", until=now - 1) == [Square(4)]
+    assert runner(jobs, "runs", until=now + 600) == [square(each) for each in jobs]
+    assert (tmp_path / "runs").read_text().count("\n") == 4
+
+
 @pytest.mark.parametrize("name", ["estimators", "group_dro", "identities", "xrisk"])
 def test_other_processes_can_import_what_runs_a_job(name: str) -> None:
     """A process that is started anew does not import the `__main__` of a package."""
@@ -94,10 +106,15 @@ def test_what_is_not_there_is_left_out_with_a_note(capsys: pytest.CaptureFixture
     def make(name: str) -> None:
         if name == "gone":
             raise FileNotFoundError("`gone` is nowhere.\nand more")
+        if name == "bare":
+            raise ImportError("No module named 'x'")
 
     notes: list[str] = []
-    assert available(["here", "gone"], make, notes) == ["here"]
-    assert notes == [f"gone is left out: {short(FileNotFoundError('`gone` is nowhere.'))}"]
+    assert available(["here", "gone", "bare"], make, notes) == ["here"]
+    assert notes == [
+        f"gone is left out: {short(FileNotFoundError('`gone` is nowhere.'))}",
+        "bare is left out: No module named 'x'.",
+    ]
     assert notes[0] in capsys.readouterr().err
 
 

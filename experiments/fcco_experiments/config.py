@@ -54,22 +54,14 @@ _TAGS = [
 
 
 class UserError(Exception):
-    """What the user can mend: the command line shows the text alone."""
+    """What the user can mend: the command line shows the texts alone, one in a line."""
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, self.args))
 
 
 class ConfigError(UserError):
     """A config that cannot be used, with everything that is wrong in it, one sentence each."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__(*problems)
-        self.problems = problems
-
-    def __str__(self) -> str:
-        return "\n".join(self.problems)
-
-
-class _NotFound(ConfigError):
-    """There is no such file."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +204,12 @@ def _adapter(cls: type) -> Any:
     return TypeAdapter(list[cls], config=strict)  # type: ignore[valid-type]
 
 
+def is_method_name(name: Any) -> bool:
+    """Whether a method can be called so; folders are, hence there is no way out of them."""
+    pattern = r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*(@[0-9]+)?"
+    return isinstance(name, str) and re.fullmatch(pattern, name) is not None
+
+
 def build(cls: type[T], layer: Layer) -> T:
     """The dataclass `cls` with the values of a layer; raises `ConfigError` with all mistakes."""
     from pydantic import ValidationError
@@ -220,7 +218,7 @@ def build(cls: type[T], layer: Layer) -> T:
         f"{layer.place(('methods', name))}: the name of the method `{name}` must begin with a "
         "letter, a digit or one of - _ + and hold only these and dots."
         for name in layer.section("methods").values
-        if not re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*(@[0-9]+)?", name)
+        if not is_method_name(name)
     ]
     built: T | None = None
     try:  # as JSON, because its strict mode takes lists for tuples
@@ -319,11 +317,11 @@ def load(
         try:
             layer = _with_variants(layer | _override(layer, override, fields_of(task.config)))
         except ConfigError as error:
-            problems += error.problems
+            problems += error.args
     try:
         config = build(task.config, layer)
     except ConfigError as error:
-        raise ConfigError(*problems, *error.problems) from None
+        raise ConfigError(*problems, *error.args) from None
     problems += [f"{layer.place(path)}: {text}" for path, text in task.check(config)]
     if problems:
         raise ConfigError(*problems)
@@ -332,7 +330,7 @@ def load(
 
 def read(task: Task, kind: str, name: str | Path, quick: bool = False) -> Layer:
     """A file (a "config" or a "grid") with its setting and `quick`, on top of all it extends."""
-    layers = _layers(task, kind, str(name), None, ())
+    layers = _layers(task, kind, *_find(task, kind, str(name), None), ())
     quicker = [layer.section("quick") for layer in layers if quick]
     merged = functools.reduce(Layer.__or__, [*layers, *quicker])
     special = ("quick", "settings", "extends")
@@ -340,10 +338,9 @@ def read(task: Task, kind: str, name: str | Path, quick: bool = False) -> Layer:
 
 
 def _layers(
-    task: Task, kind: str, name: str, beside: Path | None, above: tuple[str, ...]
+    task: Task, kind: str, file: Path, setting: str | None, above: tuple[str, ...]
 ) -> list[Layer]:
     """A file and the section of its setting, after those of what they extend."""
-    file, setting = _find(task, kind, name, beside)
     label = file.name if file.parent == folder(task, kind) else str(file)
     whole = _read_file(file, label)
     settings = whole.section("settings")
@@ -357,10 +354,10 @@ def _layers(
     if extending is None:
         return layers
     try:
-        base = str(extending.values["extends"])
-        below = _layers(task, kind, base, file.parent, (*above, title))
-    except _NotFound as error:
+        base = _find(task, kind, str(extending.values["extends"]), file.parent)
+    except ConfigError as error:
         raise ConfigError(f"{extending.place(('extends',))}: `extends`: {error}") from None
+    below = _layers(task, kind, *base, (*above, title))
     # Another section of the same file comes with the whole file.
     return below + (layers[1:] if whole in below else layers)
 
@@ -369,7 +366,7 @@ def _find(task: Task, kind: str, name: str, beside: Path | None) -> tuple[Path, 
     """A YAML file and its setting: a path, or a name beside a file or in the task's folder."""
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         if not Path(name).is_file():
-            raise _NotFound(f"There is no {kind} file {name}.")
+            raise ConfigError(f"There is no {kind} file {name}.")
         return Path(name), None
     folders = [place for place in (beside, folder(task, kind)) if place is not None]
     dashes = [dash.start() for dash in re.finditer("-", name)]
@@ -383,7 +380,7 @@ def _find(task: Task, kind: str, name: str, beside: Path | None) -> tuple[Path, 
     known = names(task, kind)
     listed = f" There are: {', '.join(known)}." if known else ""
     text = f"The task {task.name} has no {kind} `{name}`{did_you_mean(name, known)}{listed}"
-    raise _NotFound(f"{text} Or give the path of a YAML file.")
+    raise ConfigError(f"{text} Or give the path of a YAML file.")
 
 
 def folder(task: Task, kind: str = "config") -> Path:

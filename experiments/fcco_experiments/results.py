@@ -100,23 +100,22 @@ def publish(folder: Path, target: Path) -> list[Path]:
     Raises:
         FolderError: when no run has finished, or results with more runs would be lost.
     """
-    if not (folder / COMPARISON).is_file():
-        raise FolderError(f"{folder} holds no {COMPARISON}: it is not a folder of runs.")
+    meta = store.read_meta(folder)  # refuses what is published already
     comparison = store.load_comparison(folder)
-    meta = comparison.meta | {
-        "command": re.sub(r" --(out|data-folder)[ =]('[^']*'|\S+)", "", comparison.meta["command"]),
+    meta |= {
+        "command": re.sub(r" --(out|data-folder)[ =]('[^']*'|\S+)", "", meta["command"]),
         "environment": environment(comparison.runs),
     }
     found = store.read_sweep(folder)
     if found is not None:
         target.mkdir(parents=True, exist_ok=True)
-        store.write_packed(target / SWEEP, [_small_sweep(found, meta)])
+        store.write_rows(target / SWEEP, [_small_sweep(found, meta)])
         return [target / SWEEP]
     task, config = problem(comparison)
     page = task.page(config)
     write_table(target, table(comparison, page.metrics), meta)
     finished = [run for run in comparison.runs if run.result is not None]
-    store.write_packed(target / RUNS, [_line(run, page) for run in finished])
+    store.write_rows(target / RUNS, [_line(run, page) for run in finished])
     return [target / TABLE, target / RUNS]
 
 

@@ -81,15 +81,11 @@ def columns(metrics: Sequence[Metric], rule: Rule | None, *, wide: bool = False)
     return [known[key] for key in (*first, *rest)]
 
 
-def cells(
-    shown: Table, metrics: Sequence[Metric], rule: Rule | None = None, *, wide: bool = False
-) -> list[list[str]]:
-    """The first table as text: a header, then a row for each method."""
-    return _cells(shown, columns(metrics, rule, wide=wide), rule)
+def cells(shown: Table, metrics: Sequence[Metric], rule: Rule | None = None) -> list[list[str]]:
+    """A table as text: a header, then a row for each method.
 
-
-def _cells(shown: Table, metrics: Sequence[Metric], rule: Rule | None) -> list[list[str]]:
-    """Metrics that some method has; the limited one has its limit in the head, then ✓ or ✗."""
+    It has the metrics that some method has; the limited one has its limit in the head, then ✓ or ✗.
+    """
     metrics = [metric for metric in metrics if any(metric.key in row for row in shown.values())]
     rows = [["method"]]
     for metric in metrics:
@@ -122,7 +118,7 @@ def markdown(shown: Table, metrics: Sequence[Metric], rule: Rule | None = None) 
     parts = []
     first = columns(metrics, rule, wide=True)
     for title, chosen in (("Headline", first), ("All figures", metrics)):
-        head, *rows = _cells(shown, chosen, rule)
+        head, *rows = cells(shown, chosen, rule)
         lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         parts.append(f"## {title}\n\n{body}\n")

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fcco._files import TEMPORARY, atomic
 
-from .config import ConfigError, UserError, fields_of, parse, plain
+from .config import ConfigError, UserError, fields_of, is_method_name, parse, plain
 from .task import Experiment, Method, Row
 
 # Files of a run.
@@ -74,15 +74,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write JSON lines."""
-    write_text(path, "".join(json.dumps(clean(row)) + "\n" for row in rows))
-
-
-def write_packed(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write packed JSON lines; without a time in the file, the same rows give the same bytes."""
-    text = "".join(json.dumps(clean(row), separators=(",", ":")) + "\n" for row in rows)
+    """Write JSON lines, packed where the name ends with `.gz`; equal rows give the same bytes."""
+    lines = (json.dumps(clean(row), separators=(",", ":")) + "\n" for row in rows)
+    content = "".join(lines).encode()
     with replacing(path) as file:
-        file.write(gzip.compress(text.encode(), mtime=0))
+        file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
 def to_list(value: Any) -> Any:
@@ -188,11 +184,6 @@ class Outcome:
     text: str = ""  # why it diverged or failed
 
 
-def is_folder_name(name: Any) -> bool:
-    """Whether a name is that of a folder inside another one, hence no way out of it."""
-    return isinstance(name, str) and re.fullmatch(r"(?!\.)[^/\\\0]+", name) is not None
-
-
 @dataclass(frozen=True)
 class RunSpec:
     """One run, as data."""
@@ -204,7 +195,7 @@ class RunSpec:
     config: Experiment
 
     def __post_init__(self) -> None:
-        if not is_folder_name(self.name):
+        if not is_method_name(self.name):
             raise FolderError(f"The method name {self.name!r} cannot be the name of a folder.")
 
     @property
@@ -213,7 +204,6 @@ class RunSpec:
         return f"{self.name}/seed-{self.seed}"
 
     def folder(self, out: Path) -> Path:
-        """Where its files lie."""
         return out / self.label
 
     def plain(self) -> dict[str, Any]:
@@ -223,10 +213,6 @@ class RunSpec:
         config = {name: plain(getattr(self.config, name)) for name in names}
         own = {"task": self.task, "name": self.name, "seed": self.seed}
         return {**own, "method": plain(self.method), "config": config}
-
-    def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """How a saved run differs from this, as sentences, apart from what is incidental."""
-        return differences(saved, self.plain(), self.config.incidental)
 
 
 _MISSING = object()
@@ -342,7 +328,6 @@ def _remove_empty(*folders: Path) -> None:
 
 
 def _runs(folder: Path) -> Iterator[Path]:
-    """Folders of runs."""
     for run in folder.glob("*/seed-*"):
         linked = run.is_symlink() or run.parent.is_symlink()
         begun = any((run / name).is_file() for name in _RUN_FILES)
@@ -371,11 +356,12 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_checkpoint(
-    path: Path, differences: Callable[[Mapping[str, Any]], list[str]], fingerprint: str
+    path: Path, spec: Mapping[str, Any], incidental: Collection[str], fingerprint: str
 ) -> dict[str, Any] | None:
     """A checkpoint that is intact; None where there is none.
 
-    One whose `spec` differs from the present one, or that was made on other data, is refused.
+    One whose spec differs from the present one, by more than incidental keys of the config, or that
+    was made on other data, is refused.
     """
     if not path.exists():
         return None
@@ -389,7 +375,7 @@ def read_checkpoint(
         raise FolderError(
             f"The checkpoint {path} cannot be read: {reason}. Delete it to begin this run anew."
         ) from error
-    changes = differences(content["spec"])
+    changes = differences(content["spec"], spec, incidental)
     if content["fingerprint"] != fingerprint:
         words = f"the data were {content['fingerprint'][:12]} and are {fingerprint[:12]} now"
         changes = [*changes, words]
@@ -499,7 +485,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise FolderError(f"{folder} holds no {COMPARISON}: it is not a folder of runs.")
     kinds = {"task": str, "config": dict, "methods": list, "seeds": list}
     meta = _require(path, read_json(path), kinds)
-    wrong = [name for name in meta["methods"] if not is_folder_name(name)]
+    wrong = [name for name in meta["methods"] if not is_method_name(name)]
     wrong += [seed for seed in meta["seeds"] if type(seed) is not int or seed < 0]
     if wrong:
         raise FolderError(f"{path} is damaged: {wrong[0]!r} is no name of a method and no seed.")
@@ -550,14 +536,3 @@ def read_fleet_lines(out: Path) -> dict[str, dict[str, Any]]:
     """Results of all runs in fleets by label, whatever process has written them."""
     files = [path for path in fleet_files(out) if path.suffix == ".jsonl"]
     return {name: line for path in files for name, line in read_results(path).items()}
-
-
-def finished_in_fleets(out: Path, specs: Iterable[RunSpec]) -> set[str]:
-    """Labels of the runs that have a line; refuses a line of other settings."""
-    lines = read_fleet_lines(out)
-    finished = [spec for spec in specs if spec.label in lines]
-    for spec in finished:
-        saved = {"method": lines[spec.label]["method"]}
-        changes = differences(saved, {"method": plain(spec.method)})
-        refuse(f"{out / FLEET_FOLDER} has another run {spec.label}", changes)
-    return {spec.label for spec in finished}

@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 
 from . import config as configs
-from . import store, tasks
+from . import results, store, tasks
 from .config import ConfigError, from_plain, plain
 from .run import Plan, plan
-from .store import COMPARISON, SWEEP, Comparison
+from .store import SWEEP, Comparison
 from .store import read_sweep as read
 from .task import Experiment, Method, Row, Rule, Task
 
@@ -123,7 +123,7 @@ def settings_of(
                 method = from_plain(Method, full, f"{source}: methods.{name}")
                 settings.append(Setting(name, index, values, method))
             except ConfigError as error:
-                problems += error.problems
+                problems += error.args
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     return settings
@@ -204,8 +204,7 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
     the folder are ranked too; `winners.yaml` gets the final seeds.
     """
     comparison = store.load_comparison(out)
-    task = tasks.get(comparison.meta["task"], saved=True)
-    config = from_plain(task.config, comparison.meta["config"], str(out / COMPARISON))
+    task, config = results.problem(comparison)
     rule = rule_of(task, config)
     tried = {entry["name"]: entry["setting"] for entry in (read(out) or {}).get("settings", ())}
     tried |= {setting.name: setting.values for setting in settings}
@@ -227,7 +226,7 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
         "ranking": ranking,
         "winners": winners,
     }
-    store.write_packed(out / SWEEP, [sweep])
+    store.write_rows(out / SWEEP, [sweep])
     methods = {name: config.methods[winner] for name, winner in winners.items()}
     best = dataclasses.replace(config, methods=methods, seeds=tuple(final_seeds))
     head = f"# Winners of a sweep. Rule: {' '.join(rule.text.split())}\n"

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from data_fixtures import adult_contents, change_card, put
 from fcco_experiments import data
 from fcco_experiments.cli import data as commands
+from fcco_experiments.cli import display
 from rich.console import Console
 
 ADULT = adult_contents(3)
@@ -35,8 +36,8 @@ def rows(result: Result) -> list[dict[str, str]]:
 
 
 def test_list(tmp_path):
-    lines = run("list").stdout.splitlines()
-    assert lines[0].split() == ["name", "rows", "where"] and len(lines) == 1 + len(data.names())
+    lines = [line.rstrip() for line in run("list").stdout.splitlines() if line.strip()]
+    assert lines[0].split() == ["name", "rows", "where"] and len(lines) == 2 + len(data.names())
     assert max(map(len, lines)) <= 80
     where = {row["name"]: row["where"] for row in rows(run("list", "--json"))}
     assert (where["adult"], where["synthetic"]) == ("not found", "generated")
@@ -74,8 +75,8 @@ def test_what_cannot_be_had():
 
 def test_a_terminal_gets_bars(monkeypatch, capsys):
     options = {"force_terminal": True, "width": 100}
-    monkeypatch.setattr(commands, "Console", lambda **own: Console(**own, **options))
-    with commands.fetching() as progress:
+    monkeypatch.setattr(display, "Console", lambda **own: Console(**own, **options))
+    with display.fetching() as progress:
         progress("adult.data", 5, 10)
         progress("adult.data", 10, 10)
     assert "adult.data" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from fcco_experiments import compare, store
 from fcco_experiments import run as planning
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app
 from fcco_experiments.report.page import whole_commands
 
 TEXT = (Path(__file__).parents[2] / "docs/recipes/your-data.md").read_text()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from fcco_experiments import data
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app
 from fcco_experiments.data import Columns
 from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.tasks.group_dro.training import GroupDROTraining

@@ -21,8 +21,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from fcco_experiments import config, data, environment, report, store, sweep, tasks
-from fcco_experiments.cli import main
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app, main
 from fcco_experiments.cli.display import Display
 from fcco_experiments.run import engine
 from fcco_experiments.store import Event
@@ -278,7 +277,7 @@ def test_a_command_is_told_without_what_is_meant_once(monkeypatch):
 def test_help_and_version_need_no_torch():
     code = """
 import sys
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app
 from click.testing import CliRunner
 for words in (["--version"], ["-h"], ["compare", "--help"], ["sweep", "-h"], ["methods", "-h"]):
     print(CliRunner().invoke(app, words, terminal_width=80).stdout)
@@ -304,7 +303,7 @@ def test_methods():
     assert max(map(len, shown.splitlines())) <= 80
     assert all((row.name in shown.split()) == ("groups" in row.use) for row in rows)
     said = fcco("methods", "--for", "S9", code=2).stderr
-    assert "groups, limits, general" in said and "S9" in said
+    assert "'groups', 'limits', 'general'" in said and "S9" in said
 
 
 def test_compare_leaves_table_and_report_and_prints_json_last():

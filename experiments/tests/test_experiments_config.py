@@ -23,7 +23,7 @@ def load(text: str, folder: Path, *overrides: str, quick: bool = False) -> ToyCo
 def problems(text: str, folder: Path, *overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load(text, folder, *overrides)
-    return [each.replace(f"{folder}/", "") for each in caught.value.problems]
+    return [each.replace(f"{folder}/", "") for each in caught.value.args]
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_values_that_contradict_each_other_are_mended_where_the_last_was_written
     monkeypatch.setattr(type(TASK), "config", Warm)
     with pytest.raises(ConfigError) as caught:
         load(f"extends: base\ndata: a\n{text}", tmp_path, *overrides, quick="quick" in text)
-    (found,) = (each.replace(f"{tmp_path}/", "") for each in caught.value.problems)
+    (found,) = (each.replace(f"{tmp_path}/", "") for each in caught.value.args)
     assert found.startswith(f"{place}: `warmup` must be below") and also in found
 
 

@@ -416,7 +416,7 @@ PLAIN = ["sweep", "toy_task:TASK", *SWEEP[2:]]
         ([*PLAIN, "--fleet"], "cannot train runs together"),
         ([*PLAIN, "--chunk", "3"], "--chunk is for fleets"),
         ([*SWEEP, "--no-fleet", "--device", "cpu"], "--device is for fleets"),
-        ([*SWEEP, "--device", "gpu"], "must be auto, cpu or cuda"),
+        ([*SWEEP, "--device", "gpu"], "is not one of 'auto', 'cpu'"),
         (["sweep", "group-dro", "--data", "grouped-synthetic", "--device", "nowhere"], "device"),
     ],
 )

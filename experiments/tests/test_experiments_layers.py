@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(fcco_experiments.__file__).parent
 LAYERS = [
-    "prose", "config", "task", "data", "store", "environment",
+    "config", "task", "data", "store", "environment",
     "backbones", "stats", "tasks", "results", "run", "sweep", "report", "compare", "cli",
     "__main__",
 ]  # fmt: skip
@@ -63,4 +63,4 @@ def test_a_part_knows_only_those_below_it(part):
 def test_there_is_no_cycle():
     graphlib.TopologicalSorter(GRAPH).prepare()
     with pytest.raises(graphlib.CycleError):  # it can fail
-        graphlib.TopologicalSorter({**GRAPH, "prose": {"cli.app"}}).prepare()
+        graphlib.TopologicalSorter({**GRAPH, "config": {"cli"}}).prepare()

@@ -227,7 +227,12 @@ def test_judged_figures_come_first_with_their_limit(tmp_path):
     ]  # fmt: skip
     rows = cells(page, "Final figures")
     table = stats.table(comparison, PAGE.metrics)
-    terminal = {row[0]: row[1:] for row in stats.cells(table, PAGE.metrics, Fair().rule(None))}
+    terminal = {
+        row[0]: row[1:]
+        for row in stats.cells(
+            table, stats.columns(PAGE.metrics, Fair().rule(None)), Fair().rule(None)
+        )
+    }
     assert terminal["method"] == ["AUC ↑", "Gap ↓ ≤ 0.05", "seconds"]
     best = max(np.mean(own, axis=0)[0] for own in values.values())  # of the reference, too
     for name, own in values.items():
@@ -240,7 +245,9 @@ def test_judged_figures_come_first_with_their_limit(tmp_path):
         assert terminal[name] == [
             f"{auc:.3f} ± {auc_std:.3f}", f"{gap:.3f} ± {gap_std:.3f} {mark}", "1.0 ± 0.7",
         ]  # fmt: skip
-    wide = stats.cells(table, PAGE.metrics, Fair().rule(None), wide=True)
+    wide = stats.cells(
+        table, stats.columns(PAGE.metrics, Fair().rule(None), wide=True), Fair().rule(None)
+    )
     assert wide[0][1:] == ["AUC ↑", "Gap ↓ ≤ 0.05", "seconds", "Inside"]
 
 
@@ -359,11 +366,11 @@ def test_one_seed_shows_no_deviation_and_80_columns_are_enough(tmp_path):
     page, task = html_of(comparison), Fair()
     assert "±" not in page[page.index("<body") :] and "one seed: not decided" in page
     table = stats.table(comparison, PAGE.metrics)
-    shown = stats.cells(table, PAGE.metrics, task.rule(None))
+    shown = stats.cells(table, stats.columns(PAGE.metrics, task.rule(None)), task.rule(None))
     assert "±" not in str(shown) and "±" not in stats.markdown(table, PAGE.metrics, task.rule(None))
     two = several(tmp_path, [*comparison.runs, one("alexr2-with-one-batch", 1, level=0.11)])
     table = stats.table(two, PAGE.metrics)
-    rows = stats.cells(table, PAGE.metrics, task.rule(None))
+    rows = stats.cells(table, stats.columns(PAGE.metrics, task.rule(None)), task.rule(None))
     assert "± " in rows[2][1] and "±" not in str(rows[1])
     assert sum(max(len(row[k]) for row in rows) + 3 for k in range(4)) + 1 <= 80
 

@@ -75,15 +75,15 @@ def test_wrong_grids(tmp_path):
     path.write_text("methods:\n  sonex: {grid: {lr: 3}}\nlimits: 3\n")
     with pytest.raises(ConfigError) as caught:
         sweep.read_grid(TASK, str(path))
-    assert [each.partition("g.yaml")[2] for each in caught.value.problems] == [
+    assert [each.partition("g.yaml")[2] for each in caught.value.args] == [
         ", line 2: `methods.sonex.grid.lr` must be a valid array but is: 3",
         ", line 3: unknown key `limits`; did you mean `limit`? Allowed: methods, limit, seeds.",
     ]
     path.write_text("methods: {sonnex: {grid: {lr: [1]}}, sox: {grid: {updat: [adam]}}}")
     with pytest.raises(ConfigError) as caught:
         sweep.settings_of(sweep.read_grid(TASK, str(path)), BASE, source="g.yaml")
-    assert caught.value.problems[0].startswith("grid: `methods.sonnex` needs a `base`")
-    assert caught.value.problems[1].startswith("g.yaml: methods.sox: unknown key `updat`")
+    assert caught.value.args[0].startswith("grid: `methods.sonnex` needs a `base`")
+    assert caught.value.args[1].startswith("g.yaml: methods.sox: unknown key `updat`")
     with pytest.raises(ConfigError, match=r"no grid `nothing`.*There are: quadratic"):
         sweep.read_grid(TASK, "nothing")
 

@@ -14,7 +14,7 @@ from data_fixtures import adult_contents, change_card, put
 from fairness_cases import METHODS
 from fairness_cases import config as small
 from fcco_experiments import config, data, sweep
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app
 from fcco_experiments.task import Method, Row
 from fcco_experiments.tasks.fairness import TASK, Fairness
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app
 from scipy import stats
 
 
@@ -141,9 +141,9 @@ def test_the_page_has_the_verdict_a_picture_and_no_requests(losses):
         ),
         ("old new --label region", "has 3 values"),
         ("old big --label half", "probabilities from 0 to 1"),
-        ("old new --label half --loss hinge", "must be one of log, error"),
+        ("old new --label half --loss hinge", "is not one of 'log', 'error'"),
         ("old region --label half --loss error", "no row of `old` has a value of the label"),
-        ("old new --tolerance 1 --level 2", "--level must be"),
+        ("old new --tolerance 1 --level 2", "'--level': 2.0 is not in the range"),
     ],
 )
 def test_wrong_use_is_told_in_words_of_the_command(losses, arguments, message):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from fcco_experiments import backbones, compare, data, environment, store, tasks
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app
 from fcco_experiments.config import load
 from fcco_experiments.data.grouped import Vectors
 from fcco_experiments.run import processes

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from fcco_experiments import compare, config, results, store, sweep
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app
 from fcco_experiments.store import FolderError
 from test_experiments_report import cells, checked
 from toy_task import TASK

@@ -17,7 +17,7 @@ import x_risk_cases
 from click.testing import CliRunner
 from continual_cases import own_cache  # noqa: F401 (used by being here)
 from fcco_experiments import sweep, tasks
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app
 from fcco_experiments.config import load, names
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.judge import judge

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from fcco_experiments.cli.app import app
+from fcco_experiments.cli import app
 from fcco_experiments.config import load
 from fcco_experiments.task import Columns, Method
 from fcco_experiments.tasks.x_risk import TASK, XRisk, XRiskProblem

@@ -3,34 +3,36 @@
     python -m studies.untuned --json --workers 2 --out build/untuned.jsonl
     python -m studies.untuned --quick --json           # one seed, under three minutes
     python -m studies.untuned --only '^adult: fcco$'   # ours alone, on one problem
+    python -m studies.untuned --gpu --minutes 9        # also networks on a GPU, for so long
 
 Problems are called `adult`, `adult / values x 100`, ..., `reviews`, `S2`,
 `tabular MLP, 16 x 4, Adam 0.9`; `--only` takes a regular expression for `PROBLEM: METHOD`, and the
-method `fcco` is ours.
+method `fcco` is ours. `studies.untuned.networks` says which networks there are.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from fcco_experiments.stats import spread
 
 from studies import publish
 from studies.constrained import peers
 from studies.runner import Job, Runner, available, command, note, parse
 
-from . import constraints, groups, tuned
+from . import constraints, groups, networks, tuned
 from .constraints import LEVEL, Figures
 
 OURS, TUNED = "fcco", "tuned"
 SEEDS = range(10, 100)  # searches use seed 0, trials for the grids saw seeds below 10
 FEATURES = ("celeba", "sentiment", "amazon")  # computed once by a backbone, which takes minutes
 QUICK = {"Cooper simultaneous", "HCT ALM", "penalty by hand", "uniform", "OOA", "EMA + quantile"}
-CELLS = {"Adam 0.9": (3e-4, 3e-3, 3e-2), "SGD 0.9": (3e-3, 3e-2, 3e-1)}  # of the MLP
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ class Entry:
     @property
     def base(self) -> str:
         """The problem itself, of which this may be a variant."""
-        first, *_ = self.candidates.values()
-        return first[0].problem.partition(" / ")[0]
+        return self.problem.partition(" / ")[0]
 
     def ends(self, known: dict[str, Figures]) -> dict[Any, list[Figures]]:
         """The figures of each candidate, by seed."""
@@ -91,23 +92,12 @@ def plan_groups(name: str, seeds: Sequence[int], quick: bool) -> list[Entry]:
     def jobs(method: str, **setting: Any) -> list[Job]:
         return [Job(name, method, setting, seed) for seed in seeds]
 
-    cells: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {name: ({}, rates)}
-    if name == "tabular MLP":
-        cells = {
-            f"{name}, {shape[0]} x {shape[1]}, {optimizer}": (
-                {"shape": shape, "optimizer": optimizer},
-                lrs,
-            )
-            for optimizer, lrs in CELLS.items()
-            for shape in ([16, 4], [4, 16])
-        }
     entries = []
-    for cell, (own, lrs) in cells.items():
-        for label, (method, setting) in methods.items():
-            if not quick or label == OURS or label in QUICK:
-                tried = lrs[1:2] if quick else lrs
-                runs = {lr: jobs(method, **setting, **own, lr=lr) for lr in tried}
-                entries.append(Entry(cell, label, runs))
+    for label, (method, setting) in methods.items():
+        if not quick or label == OURS or label in QUICK:
+            lrs = rates[1:2] if quick else rates
+            runs = {lr: jobs(method, **setting, lr=lr) for lr in lrs}
+            entries.append(Entry(name, label, runs))
     if chosen := tuned.GROUPS.get(name):
         runs = {k: jobs(method, **setting) for k, (method, setting) in enumerate(chosen)}
         entries.append(Entry(name, TUNED, runs))
@@ -211,6 +201,7 @@ def goals(found: dict[str, Any]) -> list[str]:
             ratio, worst = rows[OURS]["cvar"] / best, rows[OURS]["worst"] / best
             text = f"{ratio:.3f} of the best of all, {worst:.3f} at the worst lr"
             told[name] = {text: ratio <= 1.05}
+    told |= networks.goals(found["networks"])
     marks = {True: "met", False: "MISSED"}
     return [
         f"{name}: " + "; ".join(f"{marks[met]} ({text})" for text, met in own.items())
@@ -220,29 +211,37 @@ def goals(found: dict[str, Any]) -> list[str]:
 
 def table(found: dict[str, Any]) -> str:
     """Figures of all methods."""
-    rows = [["", "objective or CVaR", "std", "violation", "std", "by learning rate"]]
+    rows = [["", "objective or CVaR", "std", "violation", "std", "constant", "by learning rate"]]
     keys = {"objective": ".4f", "objective_std": ".4f", "violation": "+.4f", "violation_std": ".4f"}
-    for part in ("constraints", "groups"):
+    for part in ("constraints", "groups", "networks"):
         for name, methods in found[part].items():
-            rows.append([name, *[""] * 5])
+            rows.append([name, *[""] * 6])
             for method, row in methods.items():
                 shown = {key.replace("cvar", "objective"): value for key, value in row.items()}
                 cells = [f"{shown[k]:{form}}" if k in shown else "" for k, form in keys.items()]
                 rates = (f"{lr}: {value:.4f}" for lr, value in row.get("by_lr", {}).items())
                 label = f"{method} ({row['method']})" if method == TUNED else method
-                rows.append([f"  {label}", *cells, "  ".join(rates)])
+                constant = f"{row['constant']} of {row['runs']}" if "constant" in row else ""
+                rows.append([f"  {label}", *cells, constant, "  ".join(rates)])
     return publish.plain(rows)
 
 
 def make(name: str) -> Any:
-    """A problem of either part."""
+    """A problem of any part."""
+    if name in networks.NAMES:
+        return networks.make(name)
     return (groups if name in groups.PROBLEMS else constraints).make(name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("untuned", __doc__)
-    parser.add_argument("--only", default="", metavar="PATTERN", help="of PROBLEM: METHOD")
+    add = parser.add_argument
+    add("--only", default="", metavar="PATTERN", help="of PROBLEM: METHOD")
+    add("--gpu", action="store_true", help="also networks on a GPU")
+    add("--minutes", type=float, default=10, help="of these: runs that begin later are left out")
     options = parse(parser, arguments, (1, 5))
+    if options.gpu and not torch.cuda.is_available():
+        parser.error("--gpu: torch finds no GPU")
     for text in peers.notes():
         note(options.left_out, text)
     seeds, wanted = SEEDS[: options.seeds], re.compile(options.only)
@@ -251,16 +250,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not (options.quick and name in FEATURES):
             entries += plan_groups(name, seeds, options.quick)
     entries = [entry for entry in entries if wanted.search(str(entry))]
-    names = dict.fromkeys(entry.base for entry in entries)
-    there = available(names, make, options.left_out)
+    nets, gpu = (
+        [job for job in jobs if wanted.search(f"{networks.cell(job)}: {job.method}")]
+        for jobs in (
+            networks.plan(seeds, options.quick),
+            networks.plan_gpu() if options.gpu else [],
+        )
+    )
+    names = [entry.base for entry in entries] + [job.problem for job in nets + gpu]
+    there = available(dict.fromkeys(names), make, options.left_out)
     entries = [entry for entry in entries if entry.base in there]
-    runner = Runner(groups.run, Figures, options.workers, options.out)
-    runner([job for entry in entries for own in entry.candidates.values() for job in own], "runs")
-    found = {**collect(entries, runner.known), "left_out": options.left_out}
+    nets, gpu = ([job for job in jobs if job.problem in there] for jobs in (nets, gpu))
+    runner = Runner(networks.run, Figures, options.workers, options.out)
+    jobs = [job for entry in entries for own in entry.candidates.values() for job in own]
+    runner(jobs + nets, "runs")
+    if gpu:
+        runner.workers = networks.SIDE_BY_SIDE
+        runner(gpu, "networks on a GPU", time.time() + 60 * options.minutes)
+        if late := sum(job.key not in runner.known for job in gpu):
+            text = f"had not begun after {options.minutes:g} minutes and are left out"
+            note(options.left_out, f"{late} of {len(gpu)} runs on the GPU {text}.")
+    found = {
+        **collect(entries, runner.known),
+        "networks": networks.collect(nets + gpu, runner.known),
+        "left_out": options.left_out,
+    }
     print(table(found) + "\n\n" + "\n".join(goals(found)))
     if options.quick:
         print("(one seed: the spread over seeds is in the full run)")
-    publish.conclude(options, "untuned", found)
+    device = "cuda" if options.gpu else "cpu"
+    publish.conclude(options, "untuned", found, device=device)
 
 
 if __name__ == "__main__":

@@ -48,12 +48,14 @@ class Figures:
         violation: the largest, likewise; 0 without constraints.
         seconds: of all steps.
         cvar: the CVaR at other ratios, where groups are trained.
+        spread: of a network, standard deviation of the differences of its two logits.
     """
 
     objective: float
     violation: float = 0.0
     seconds: float = 0.0
     cvar: dict[str, float] = field(default_factory=dict)
+    spread: float = 0.0
 
 
 class Variant(Problem):

@@ -21,7 +21,7 @@ import torch
 from studies.publish import about
 from studies.runner import Job, Runner
 
-from . import groups
+from . import groups, networks
 from .constraints import Figures
 
 PROBLEM, SEEDS = "reviews", range(3)
@@ -41,19 +41,14 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 NETWORK, FRESH = "tabular MLP", range(20, 23)  # constants were chosen with seed 10
 CELLS = (("Adam 0.9", 3e-3), ("Adam 0.99", 3e-3), ("SGD 0.9", 0.3), ("SGD 0.99", 0.03))
-NETWORK_ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fcco": ("fcco", {}),
-    "uniform": ("uniform", {}),
-    "OOA": ("OOA", {"plain": True}),
-    "SONEX 1": ("fcco", {"smoothing": 1.0, "gamma": 0.9}),
-}
+NETWORK_ROWS = (*networks.PLAIN, "SONEX 1")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="write the JSON object to this file")
     options = parser.parse_args(arguments)
-    runner = Runner(groups.run, Figures, workers=2)
+    runner = Runner(networks.run, Figures, workers=2)
 
     def means(
         problem: str, method: str, settings: Sequence[dict[str, Any]], seeds: Sequence[int]
@@ -71,10 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     found["cells"] = [f"{optimizer}, {lr:g}" for optimizer, lr in CELLS]
     cells = [{"optimizer": optimizer, "lr": lr, "shape": (16, 4)} for optimizer, lr in CELLS]
-    found["networks"] = {
-        name: means(NETWORK, method, [cell | own for cell in cells], FRESH)
-        for name, (method, own) in NETWORK_ROWS.items()
-    }
+    found["networks"] = {method: means(NETWORK, method, cells, FRESH) for method in NETWORK_ROWS}
     print(json.dumps(found, indent=1))
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
-from ..prose import printable
+from .display import Printer, fetching, printable
+from .options import PATH
 
 if TYPE_CHECKING:  # it needs torch
     from .. import data
@@ -22,8 +19,7 @@ if TYPE_CHECKING:  # it needs torch
 Row = dict[str, str]
 WIDTH = 80
 
-_PATH = click.Path(path_type=Path)
-_folder = click.option("--folder", type=_PATH, help="Look here before FCCO_DATA and the cache.")
+_folder = click.option("--folder", type=PATH, help="Look here before FCCO_DATA and the cache.")
 _json = click.option("--json", "as_json", is_flag=True, help="As one JSON list, on the last line.")
 
 
@@ -140,38 +136,9 @@ def _where(card: data.Card, folder: Path | None) -> str:
     return "not found"
 
 
-@contextmanager
-def fetching() -> Iterator[data.Progress]:
-    """Bars of downloads on a terminal, one line for each elsewhere; always on the error stream."""
-    console = Console(stderr=True)
-    seen: dict[str, Any] = {}
-    if not console.is_terminal:
-
-        def tell(what: str, done: int, total: int | None) -> None:
-            if what not in seen:
-                seen[what] = True
-                click.echo(f"fetching {what}", err=True)
-
-        yield tell
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
-
-        def draw(what: str, done: int, total: int | None) -> None:
-            if what not in seen:
-                seen[what] = bars.add_task(what, total=total)
-            bars.update(seen[what], completed=done, total=total)
-
-        yield draw
-
-
 def _show(rows: Sequence[Row], as_json: bool) -> None:
-    """Columns of text under their names, one line for each row."""
     if as_json:
         click.echo(json.dumps(rows))
-        return
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo(printable("  ".join(cells).rstrip()))
+    elif rows:
+        lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+        Printer({"wide": True}).table(lines, numbers=False)

@@ -6,23 +6,63 @@ import json
 import re
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..prose import printable
-from ..store import Event, clean
+if TYPE_CHECKING:  # it needs torch
+    from ..store import Event
+    from ..task import Progress as Tell
 
 _BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
 _SAY_EVERY = 30.0  # seconds between two plain lines
 _WORDS = {"finished": "finished", "diverged": "diverged", "stopped": "saved", "failed": "FAILED"}
+
+
+def printable(text: str) -> str:
+    r"""A text without control characters, which a terminal would obey: they are written out.
+
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    odd = r"[^\n\t\x20-\x7e\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    return re.sub(odd, lambda found: ascii(found[0])[1:-1], text)
+
+
+@contextmanager
+def fetching() -> Iterator[Tell]:
+    """Bars of downloads on a terminal, one line for each elsewhere; always on the error stream."""
+    console = Console(stderr=True)
+    live, seen = console.is_terminal, dict[str, TaskID]()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    bars = Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not live
+    )
+
+    def tell(what: str, done: int, total: int | None) -> None:
+        if what not in seen:
+            seen[what] = bars.add_task(what, total=total)
+            if not live:
+                click.echo(f"fetching {what}", err=True)
+        bars.update(seen[what], completed=done, total=total)
+
+    with bars:
+        yield tell
 
 
 class Display:
@@ -205,4 +245,6 @@ class Printer:
     def json(self, value: Any) -> None:
         """The last line on stdout, if asked for."""
         if self.as_json:
+            from ..store import clean
+
             click.echo(json.dumps(clean(value)))

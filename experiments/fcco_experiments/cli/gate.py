@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..config import ConfigError
-from ..prose import printable
+from .display import Printer, printable
+from .options import PATH
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,12 +21,9 @@ LOSSES = ("log", "error", "squared", "absolute")
 OWN = "the columns"  # losses that the table holds
 
 
-_PATH = click.Path(path_type=Path)
-
-
 @click.argument("old", metavar="OLD")
 @click.argument("new", metavar="NEW")
-@click.option("--data", type=_PATH, required=True, metavar="FILE", help="csv, tsv or parquet.")
+@click.option("--data", type=PATH, required=True, metavar="FILE", help="csv, tsv or parquet.")
 @click.option(
     "--segments",
     multiple=True,
@@ -41,7 +39,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option(
     "--loss",
-    metavar="|".join(LOSSES),
+    type=click.Choice(LOSSES),
     help="With --label: log loss of scores from 0 to 1 that the label is its second value, 0/1 "
     "error of predicted labels, or squared or absolute error. Unless given: log for scores, error "
     "where all predictions are values of the label.",
@@ -52,7 +50,13 @@ _PATH = click.Path(path_type=Path)
     metavar="X",
     help="How much worse the mean loss of a segment may be; with --label 0.01 unless given.",
 )
-@click.option("--level", default=0.95, metavar="P", help="How sure all verdicts are; 0.95.")
+@click.option(
+    "--level",
+    type=click.FloatRange(0.5, 1, max_open=True),
+    default=0.95,
+    metavar="P",
+    help="How sure all verdicts are; 0.95.",
+)
 @click.option(
     "--min-rows",
     type=click.IntRange(min=2),
@@ -60,7 +64,7 @@ _PATH = click.Path(path_type=Path)
     metavar="N",
     help="Segments with fewer are not tested; 20.",
 )
-@click.option("--out", type=_PATH, metavar="PAGE.html", help="Write a page with a picture, too.")
+@click.option("--out", type=PATH, metavar="PAGE.html", help="Write a page with a picture, too.")
 @click.option("--json", "as_json", is_flag=True, help="The verdicts, the last line of stdout.")
 @click.option("--quiet", is_flag=True, help="No table.")
 def gate(
@@ -92,10 +96,7 @@ def gate(
 
     from ..data.sources import WrongData
     from ..data.table import read_table
-    from .display import Printer
 
-    if not 0.5 <= level < 1:
-        raise ConfigError(f"--level must be at least 0.5 and below 1 but is: {level:g}")
     if old == new:
         raise ConfigError(f"OLD and NEW are the same column, `{old}`.")
     if label is None and loss is not None:
@@ -106,7 +107,7 @@ def gate(
         table = read_table(data)
         if len(table.frame) == 0:
             raise ConfigError(f"--data: {data} has no rows.")
-        kind, before, after = _losses(table, old, new, label, loss)
+        kind, (before, after) = _losses(table, old, new, label, loss)
         members = _members(table, segments)
     except WrongData as error:
         hint = "" if label else " (Columns of predictions need --label.)"
@@ -171,22 +172,20 @@ def summary(found: dict[str, Any]) -> str:
 
 def _losses(
     table: Table, old: str, new: str, label: str | None, loss: str | None
-) -> tuple[str, np.ndarray, np.ndarray]:
+) -> tuple[str, list[np.ndarray]]:
     """The kind of loss, and the losses of both models."""
     import numpy as np
 
     from ..data.table import coded, numbers_in, plain_cells
 
     if label is None:
-        return OWN, numbers_in(table, "OLD", old), numbers_in(table, "NEW", new)
-    if loss is not None and loss not in LOSSES:
-        raise ConfigError(f"--loss must be one of {', '.join(LOSSES)} but is: {loss}")
+        return OWN, [numbers_in(table, "OLD", old), numbers_in(table, "NEW", new)]
     columns = {"OLD": old, "NEW": new}
     if loss in ("squared", "absolute"):
         truth = numbers_in(table, "label", label)
         power = 2 if loss == "squared" else 1
-        away = [np.abs(numbers_in(table, *column) - truth) ** power for column in columns.items()]
-        return loss, away[0], away[1]
+        found = [numbers_in(table, *column) for column in columns.items()]
+        return loss, [np.abs(each - truth) ** power for each in found]
     codes, words = coded(table, "label", label)
     texts = [plain_cells(table, *column) for column in columns.items()]
     hard = label in table.frame and all(text.isin(words).all() for text in texts)
@@ -198,8 +197,7 @@ def _losses(
                     f"{', '.join(words[:5])}."
                 )
         truth = plain_cells(table, "label", label)
-        wrong = [(text != truth).to_numpy(float) for text in texts]
-        return "error", wrong[0], wrong[1]
+        return "error", [(text != truth).to_numpy(float) for text in texts]
     if len(words) != 2:
         raise ConfigError(
             f"`label`: {label} has {len(words)} values, and log loss is for two. Name one as "
@@ -213,8 +211,7 @@ def _losses(
                 "needs probabilities from 0 to 1. Another loss: --loss squared."
             )
     near = [np.where(codes == 1, score, 1 - score) for score in scores]
-    surprise = [-np.log(np.maximum(each, 1e-6)) for each in near]
-    return "log", surprise[0], surprise[1]
+    return "log", [-np.log(np.maximum(each, 1e-6)) for each in near]
 
 
 def _members(table: Table, segments: Sequence[str]) -> dict[str, np.ndarray]:

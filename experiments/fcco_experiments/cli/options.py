@@ -121,7 +121,20 @@ def _meanings(cls: type) -> dict[str, str]:
     return found
 
 
-_NUMBER, _PATH = click.IntRange(min=1), click.Path(path_type=Path)
+def split(text: str) -> list[str]:
+    """`a, b` as a list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, split(text)))
+    except ValueError:
+        raise ConfigError(f"`--seeds` must be whole numbers such as 0,1,2 but is: {text}") from None
+
+
+PATH = click.Path(path_type=Path)
+_NUMBER = click.IntRange(min=1)
 _OPTIONS: list[click.Parameter] = [
     click.Argument(["task"]),
     _Option(["--data"], metavar="NAME",
@@ -132,13 +145,13 @@ _OPTIONS: list[click.Parameter] = [
     _Option(["--grid"], metavar="NAME",
             help="{grids}; or a YAML file; or --grid.METHOD.KEY '[0.1, 0.01]'."),
     _Option(["--limit"], metavar="N", type=_NUMBER, help="Settings of each method."),
-    _Option(["--methods"], metavar="A,B,..", help="Only these methods."),
-    _Option(["--seeds"], metavar="0,1,..",
+    _Option(["--methods"], metavar="A,B,..", type=split, help="Only these methods."),
+    _Option(["--seeds"], metavar="0,1,..", type=_seeds,
             help="A run of each method for each; those of the config or grid."),
     _Option(["--setting"], metavar="NAME", help="A variant, if not the usual one ({settings})."),
     _Option(["--config"], metavar="FILE", help="A config of your own, instead of --data."),
     _Option(["--quick"], is_flag=True, help="The fast version of the experiment."),
-    _Option(["--out"], metavar="FOLDER", type=_PATH, help="For the runs; runs/... unless given."),
+    _Option(["--out"], metavar="FOLDER", type=PATH, help="For the runs; runs/... unless given."),
     _Option(["--resume"], is_flag=True, help="Go on with the runs in the folder."),
     _Option(["--overwrite"], is_flag=True, help="Delete the runs in the folder."),
     _Option(["--workers"], metavar="N", type=_NUMBER,
@@ -147,11 +160,12 @@ _OPTIONS: list[click.Parameter] = [
             help="Train on a Ray cluster; auto for that of this machine."),
     _Option(["--fleet/--no-fleet"], default=None,
             help="Train runs together, where the task can, or each alone."),
-    _Option(["--device"], metavar="auto|cpu|cuda", help="Where to train; auto unless given."),
+    _Option(["--device"], type=click.Choice(["auto", "cpu", "cuda"]),
+            help="Where to train; auto unless given."),
     _Option(["--chunk"], metavar="N", type=_NUMBER,
             help="Runs of a fleet at most; as many as fit."),
     _Option(["--tensorboard"], is_flag=True, help="Log for TensorBoard too."),
-    _Option(["--data-folder"], metavar="FOLDER", type=_PATH,
+    _Option(["--data-folder"], metavar="FOLDER", type=PATH,
             help="Look for data here first; the same as FCCO_DATA."),
     _Option(["--wide"], is_flag=True, help="A table of all headline figures."),
     _Option(["--json", "as_json"], is_flag=True, help="The table, the last line of stdout."),
@@ -226,7 +240,7 @@ def resolve(context: click.Context, pairs: Sequence[tuple[str, str]] | None = No
     if "method" in given:
         methods = configs.load(task, name, quick=quick).methods
         method = given["method"] or next(iter(methods), "")
-        pick(methods, method)
+        pick(methods, [method])
     overrides = list(_overrides(task, keys, method))
     if table and given["config"] is None:
         if not any(override.startswith("columns.label=") for override in overrides):
@@ -245,8 +259,7 @@ def resolve(context: click.Context, pairs: Sequence[tuple[str, str]] | None = No
         if given["methods"] is not None:
             config = replace(config, methods=pick(config.methods, given["methods"]))
         if given["seeds"] is not None:
-            seeds = numbers("--seeds", given["seeds"])
-            config = configs.changed(config, configs.COMMAND_LINE, seeds=seeds)
+            config = configs.changed(config, configs.COMMAND_LINE, seeds=given["seeds"])
     return Request(task, config, folder, quick)
 
 
@@ -270,7 +283,7 @@ def _overrides(task: Any, keys: Sequence[tuple[str, str]], method: str | None) -
         first, dot, rest = key.partition(".")
         word = first.replace("-", "_")
         if key in LISTS and word not in fields:  # may be given several times
-            lists[key] = lists.get(key, []) + _split(value)
+            lists[key] = lists.get(key, []) + split(value)
             yield f"columns.{key}={json.dumps(lists[key])}"
         elif key in COLUMNS and word not in fields:  # names of columns are texts
             yield f"columns.{key}={json.dumps(value)}"
@@ -294,27 +307,13 @@ def _refuse_options(context: click.Context, keys: Sequence[str], fields: Sequenc
             raise ConfigError(f"There is no option `{option}`; did you mean `{close[0]}`?")
 
 
-def pick(methods: Mapping[str, T], names: str) -> dict[str, T]:
-    """Those of `a,b,c`, in that order."""
-    for name in _split(names):
+def pick(methods: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
+    """Those with these names, in that order."""
+    for name in names:
         if name not in methods:
             hint = did_you_mean(name, methods)
             raise ConfigError(f"There is no method `{name}`{hint} There are: {', '.join(methods)}.")
-    return {name: methods[name] for name in _split(names)}
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def numbers(option: str, text: str) -> tuple[int, ...]:
-    """`0,1,2` as numbers."""
-    try:
-        return tuple(int(part) for part in _split(text))
-    except ValueError:
-        raise ConfigError(
-            f"`{option}` must be whole numbers such as 0,1,2 but is: {text}"
-        ) from None
+    return {name: methods[name] for name in names}
 
 
 def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
@@ -333,6 +332,4 @@ def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
     asked = {"--fleet": given["fleet"], "--chunk": given["chunk"], "--device": device}
     for option in (name for name, value in asked.items() if value and reason is not None):
         raise ConfigError(f"{option} is for fleets of runs, but {reason}.")
-    if device not in (None, "auto", "cpu", "cuda"):
-        raise ConfigError(f"--device must be auto, cpu or cuda but is: {device}.")
     return None if reason is not None else Fleets(device or "auto", given["chunk"])

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import results, stats
-from ..prose import paragraphs
 from ..store import CONFIG, WINNERS, Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
+from ..tasks.base import paragraphs
 from ..tasks.judge import Judgement, judge
 from . import plots, tables
 from .style import COLOURS, SHAPES, TOKENS, count, seeds, setting, styles, title

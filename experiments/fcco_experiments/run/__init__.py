@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 from fcco import __version__
 
 from .. import environment, store, tasks
-from ..config import from_plain, plain
-from ..store import COMPARISON, Event, Outcome, RunSpec, differences
+from ..config import plain
+from ..store import COMPARISON, FLEET_FOLDER, Event, Outcome, RunSpec, differences
 from ..task import Experiment, Problem, Progress
 from . import engine
 from .cluster import Cluster
@@ -149,57 +148,53 @@ def processes(specs: Sequence[RunSpec], workers: int | None) -> int:
 
 def _unfinished(plan: Plan, out: Path) -> list[RunSpec]:
     """The runs that have no result yet; refuses a folder with runs of other settings."""
-    lines = store.finished_in_fleets(out, plan.specs)
-    return [
-        spec
-        for spec in plan.specs
-        if spec.label not in lines and engine.finished_result(spec, spec.folder(out)) is None
-    ]
+    lines, left = store.read_fleet_lines(out), list[RunSpec]()
+    for spec in plan.specs:
+        if spec.label in lines:
+            saved = {"method": lines[spec.label]["method"]}
+            changes = differences(saved, {"method": plain(spec.method)})
+            store.refuse(f"{out / FLEET_FOLDER} has another run {spec.label}", changes)
+        elif engine.finished_result(spec, spec.folder(out)) is None:
+            left.append(spec)
+    return left
 
 
 def _earlier(plan: Plan, out: Path) -> dict[str, Any]:
     """`comparison.json` of earlier runs; refused when they are of another experiment."""
     if not (out / COMPARISON).exists():
         return {}
-    meta = store.read_meta(out)
+    meta, now = store.read_meta(out), plain(plan.config)
     if meta["task"] == plan.task:
-        saved = from_plain(type(plan.config), meta["config"], str(out / COMPARISON))
-        meta |= {"config": saved}
-        changes = differences(
-            _common(saved, plan.config), _common(plan.config, saved), plan.config.incidental
-        )
+        saved = _common(meta["config"], now)
+        changes = differences(saved, _common(now, meta["config"]), plan.config.incidental)
     else:
         changes = [f"`task` was {meta['task']!r} and is {plan.task!r} now"]
     store.refuse(f"{out} has runs of another config", changes)
     return meta
 
 
-def _common(config: Experiment, other: Experiment) -> dict[str, Any]:
+def _common(config: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same in both: all but the seeds and the methods that only one has."""
-    values = plain(config)
-    del values["seeds"]
-    methods = values.pop("methods")
-    return {"config": values, "methods": {k: methods[k] for k in methods if k in other.methods}}
+    methods = {name: m for name, m in config["methods"].items() if name in other["methods"]}
+    values = {key: value for key, value in config.items() if key not in ("seeds", "methods")}
+    return {"config": values, "methods": methods}
 
 
 def _meta(plan: Plan, before: dict[str, Any]) -> dict[str, Any]:
     """The new `comparison.json`, with the methods and seeds of earlier runs first."""
-    config = plan.config
+    config = plain(plan.config)
     if before:
-        saved: Experiment = before["config"]
-        config = dataclasses.replace(
-            config,
-            methods=saved.methods | config.methods,
-            seeds=tuple(dict.fromkeys((*saved.seeds, *config.seeds))),
-        )
+        saved = before["config"]
+        config["methods"] = saved["methods"] | config["methods"]
+        config["seeds"] = list(dict.fromkeys(saved["seeds"] + config["seeds"]))
     return {
         "task": plan.task,
         "config_name": before.get("config_name", plan.config_name),
-        "config": plain(config),
+        "config": config,
         "command": before.get("command", environment.command()),
         "created": before.get("created", environment.now()),
         "fcco": __version__,
-        "methods": list(config.methods),
-        "seeds": list(config.seeds),
+        "methods": list(config["methods"]),
+        "seeds": config["seeds"],
         "quick": before.get("quick", plan.quick),
     }

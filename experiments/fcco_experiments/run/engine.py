@@ -37,9 +37,6 @@ _TELL_EVERY = 0.2  # seconds between two progress events of a run
 class LoadError(UserError):
     """The data of a task cannot be loaded: a message, and a traceback where one is needed."""
 
-    def __str__(self) -> str:
-        return "\n".join(filter(None, self.args))
-
 
 def load(spec: RunSpec, tell: Tell) -> Problem:
     """Data and model of a run, and of all others of its experiment; all errors are `LoadError`."""
@@ -138,7 +135,8 @@ class Run(Job):
 def finished_result(spec: RunSpec, folder: Path) -> dict[str, Any] | None:
     """The result of a finished run; refuses the folder of another one."""
     if (folder / store.CONFIG).is_file():
-        store.refuse(f"{folder} has another run", spec.differences(store.read_spec(folder)))
+        changes = store.differences(store.read_spec(folder), spec.plain(), spec.config.incidental)
+        store.refuse(f"{folder} has another run", changes)
     return store.read_result(folder) if (folder / store.RESULT).is_file() else None
 
 
@@ -256,7 +254,6 @@ class Loop(ABC):
         return True
 
     def save(self) -> None:
-        """Write the checkpoint."""
         content = {
             "step": self.step,
             "seconds": self.seconds,
@@ -288,7 +285,6 @@ class Loop(ABC):
         return whole if rest == 0 else step / self.per_epoch
 
     def tell(self, kind: Kind, text: str = "") -> None:
-        """Send an event."""
         last = self.rows[-1] if self.rows else {}
         figures = {key: value for key, value in last.items() if isinstance(value, float)}
         epoch = self.epoch(self.step)
@@ -311,7 +307,8 @@ class _Run(Loop):
         self.board: Any = None  # a SummaryWriter
 
     def go(self, stop: Stop, tensorboard: bool) -> Outcome:
-        saved = store.read_checkpoint(self.path, self.spec.differences, self.data)
+        now, free = self.spec.plain(), self.config.incidental
+        saved = store.read_checkpoint(self.path, now, free, self.data)
         if saved is not None:
             self.load(saved)
             restore_random(saved["random"])  # last: loading may draw

@@ -235,23 +235,18 @@ class Fleet(Job):
         return f"{shown}: {len(self.specs):,} runs together{number}"
 
     @property
-    def path(self) -> Path:
-        """Of its checkpoint."""
+    def path(self) -> Path:  # of its checkpoint
         return self.out / FLEET_FOLDER / f"checkpoint-{self.number}.pt"
 
     @property
-    def lines(self) -> Path:
-        """Of its results."""
+    def lines(self) -> Path:  # its results
         return self.out / FLEET_FOLDER / f"lines-{self.number}.jsonl"
 
     def read(self, like: RunSpec) -> dict[str, Any] | None:
         """Its checkpoint, refused when it is that of another experiment."""
-
-        def differences(saved: Mapping[str, Any]) -> list[str]:
-            spec = {key: like.plain()[key] for key in ("task", "config")}
-            return store.differences(saved, spec, like.config.incidental)
-
-        return store.read_checkpoint(self.path, differences, self.data)
+        now = like.plain()
+        spec = {key: now[key] for key in ("task", "config")}
+        return store.read_checkpoint(self.path, spec, like.config.incidental, self.data)
 
     def under_way(self, like: RunSpec, done: Collection[str]) -> list[RunSpec]:
         """The runs of its checkpoint, none where all of them have ended."""

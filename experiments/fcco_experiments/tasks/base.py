@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from abc import abstractmethod
@@ -20,7 +21,6 @@ from fcco.methods import ALIASES
 from fcco.methods.lagrangian import ProximalRound
 
 from .. import data
-from ..prose import paragraphs
 from ..task import Experiment, Method, Metric, Page, Panel, Progress, Row, Task, Training
 from .judge import judge
 
@@ -429,3 +429,29 @@ KKT = (
     Metric("kkt_best_complementarity", "KKT complementarity, best multipliers", "lower",
         meaning="largest product of a best multiplier and its constraint"),
 )  # fmt: skip
+
+
+@functools.cache
+def _templates() -> Any:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=ChoiceLoader(
+            [PackageLoader("fcco_experiments", place) for place in ("tasks", "report/templates")]
+        ),
+        undefined=StrictUndefined,  # a name with a typing error must not become an empty string
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # plain text: the page that shows it escapes it
+    )
+
+
+def paragraphs(template: str, block: str, /, **values: Any) -> tuple[str, ...]:
+    """The paragraphs of one `{% block NAME %}` of a template such as `"fairness/page.j2"`.
+
+    An empty line ends a paragraph; `values` are the names that the template uses.
+    """
+    page = _templates().get_template(template)
+    text = "".join(page.blocks[block](page.new_context(values)))
+    joined = (" ".join(part.split()) for part in text.split("\n\n"))
+    return tuple(part for part in joined if part)
