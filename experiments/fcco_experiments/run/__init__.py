@@ -184,9 +184,8 @@ def _meta(plan: Plan, before: dict[str, Any]) -> dict[str, Any]:
     """The new `comparison.json`, with the methods and seeds of earlier runs first."""
     config = plain(plan.config)
     if before:
-        saved = before["config"]
-        config["methods"] = saved["methods"] | config["methods"]
-        config["seeds"] = list(dict.fromkeys(saved["seeds"] + config["seeds"]))
+        config["methods"] = before["config"]["methods"] | config["methods"]
+        config["seeds"] = list(dict.fromkeys(before["seeds"] + config["seeds"]))
     return {
         "task": plan.task,
         "config_name": before.get("config_name", plan.config_name),
