@@ -103,7 +103,9 @@ def run_page(name: str, text: str, folder: Path) -> list[tuple[Block, str]]:
     module = types.ModuleType("docs_page_" + re.sub(r"\W", "_", name))
     sys.modules[module.__name__] = module
     for block in python_blocks(text):
-        if block.skip is not None or missing_packages(block.code):
+        if missing_packages(block.code):
+            break  # the others build on it
+        if block.skip is not None:
             continue
         torch.manual_seed(0)
         printed = io.StringIO()

@@ -13,7 +13,7 @@ from fcco import __version__
 
 from .. import environment, store, tasks
 from ..config import plain
-from ..store import COMPARISON, FLEET_FOLDER, Event, Outcome, RunSpec, differences
+from ..store import COMPARISON, FLEET_FOLDER, Event, FolderError, Outcome, RunSpec, differences
 from ..task import Experiment, Problem, Progress
 from . import engine
 from .cluster import Cluster
@@ -164,6 +164,8 @@ def _earlier(plan: Plan, out: Path) -> dict[str, Any]:
     if not (out / COMPARISON).exists():
         return {}
     meta, now = store.read_meta(out), plain(plan.config)
+    if not isinstance(meta["config"].get("methods"), dict):
+        raise FolderError(f"{out / COMPARISON} is damaged: its config has no methods.")
     if meta["task"] == plan.task:
         saved = _common(meta["config"], now)
         changes = differences(saved, _common(now, meta["config"]), plan.config.incidental)
