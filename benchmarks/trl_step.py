@@ -56,7 +56,8 @@ def train(name: str, device: str, steps: int, batch: int, length: int) -> tuple[
     from fcco.integrations.trl import NoRegressionTrainer
 
     class Clock(TrainerCallback):
-        times: list[float] = []  # noqa: RUF012
+        def __init__(self) -> None:
+            self.times: list[float] = []
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             if device == "cuda":
@@ -64,7 +65,6 @@ def train(name: str, device: str, steps: int, batch: int, length: int) -> tuple[
             self.times.append(time.perf_counter())
 
     model, cuda, clock = llama(device), device == "cuda", Clock()
-    clock.times = []
     words = models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<eos>")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(words), pad_token="<pad>", eos_token="<eos>"

@@ -328,7 +328,7 @@ def fleets(device: str) -> list[list[str]]:
             ]
             rows.append([f"{each['runs']:,}", *cells])
         return rows
-    modes = ["eager", "traced"]
+    modes = ["processes", "eager", "traced"]
     rows = [["method", "runs", "sequential, runs/s", *modes]]
     for each in found:
         own = each["rows"]

@@ -19,7 +19,6 @@ that a method needs.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -217,6 +216,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def rows_of(found: dict[str, Any]) -> list[list[str]]:
+    """A table: of each method the means over seeds."""
     rows = [["bits per byte", "worst domain", "mean", "runs", "seconds"]]
     for name, own in found.items():
         worst = [max(each) for each in own["bits"]]
@@ -225,11 +225,6 @@ def rows_of(found: dict[str, Any]) -> list[list[str]]:
         seconds = f"{sum(own['seconds']) / len(own['seconds']):.0f}"
         rows.append([name, publish.mean_std(worst), publish.mean_std(mean), runs, seconds])
     return rows
-
-
-def table() -> list[list[str]]:
-    """Of docs/recipes/data-mixtures.md."""
-    return rows_of(publish.table("mixtures")["methods"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -246,10 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found[name] = {key: [each[key] for each in runs] for key in ("bits", "seconds", "weights")}
     print(publish.plain(rows_of(found)))
     result = {"domains": list(names), "methods": found}
-    if options.publish:
-        publish.write(publish.RESULTS / "mixtures", result, commit=options.commit)
-    if options.json:
-        print(json.dumps(result))
+    publish.conclude(options, "mixtures", result, device=options.device)
 
 
 if __name__ == "__main__":

@@ -257,6 +257,16 @@ def method(
     rows, old = data["train"], before(size, language.device)["train"]
     sources, setting, device = Sources(rows, names, job.seed), job.setting, language.device
 
+    reference: Any = None  # the model before
+    if job.method == "KL":
+        reference = Language(copy.deepcopy(language.model).eval().requires_grad_(False), device)
+    objective: Any = None
+    if job.method == "fcco":
+        limits, losses = dict.fromkeys(names, TOLERANCE), fcco.ReferenceLosses(old)
+        objective = fcco.constrained(language.model, optimizer, limits, reference=losses)
+    domain = rows.domain.to(old.device)
+    running = torch.stack([old[domain == k].mean() for k in range(-1, len(names))])
+
     def batch(numbers: Tensor) -> Rows:
         return Rows(*(each.to(device) for each in rows.take(numbers)))
 
@@ -301,27 +311,16 @@ def method(
             losses = language.losses(own)
             return losses[~guarded].mean(), losses[guarded]
 
-        rows_ = numbers.to(device)[guarded]
-        descend(objective(function, own.domain[guarded], rows=rows_))
+        places = numbers.to(device)[guarded]
+        descend(objective(function, own.domain[guarded], rows=places))
 
-    reference: Any = None
-    objective: Any = None
-    if job.method == "KL":
-        reference = Language(copy.deepcopy(language.model).eval().requires_grad_(False), device)
-    running = torch.stack(
-        [old[(rows.domain == k).to(old.device)].mean() for k in range(-1, len(names))]
-    )
-    if job.method == "fcco":
-        limits = dict.fromkeys(names, TOLERANCE)
-        losses = fcco.ReferenceLosses(old)
-        objective = fcco.constrained(language.model, optimizer, limits, reference=losses)
-    if job.method == "Cooper":
-        return cooper_step(language, optimizer, len(names), job, lambda: batch_with(old)), None
-
-    def batch_with(old: Tensor) -> tuple[Rows, Tensor]:
+    def half_guarded() -> tuple[Rows, Tensor]:
+        """Rows and their losses in the model before."""
         numbers = sources.share(size.rows, 0.5)
-        return batch(numbers), old[numbers.to(old.device)]
+        return batch(numbers), old[numbers.to(device)]
 
+    if job.method == "Cooper":
+        return cooper_step(language, optimizer, len(names), job, half_guarded), None
     steps: dict[str, Step] = {
         "weighted": weighted,
         "KL": anchored,
@@ -350,7 +349,9 @@ def cooper_step(
             self.constraint = cooper.Constraint(
                 constraint_type=cooper.ConstraintType.INEQUALITY,
                 formulation_type=cooper.formulations.Lagrangian,
-                multiplier=cooper.multipliers.IndexedMultiplier(number, device=device),
+                multiplier=cooper.multipliers.IndexedMultiplier(
+                    num_constraints=number, device=device
+                ),
             )
 
         def compute_cmp_state(self) -> Any:
@@ -366,7 +367,11 @@ def cooper_step(
     problem = Limited()
     dual = torch.optim.SGD(problem.dual_parameters(), lr=job.setting["dual_lr"], maximize=True)
     both = cooper.optim.SimultaneousOptimizer(problem, optimizer, dual)
-    return lambda: both.roll() and None
+
+    def step() -> None:
+        both.roll()
+
+    return step
 
 
 def schedule(step: int, steps: int) -> float:
@@ -456,11 +461,6 @@ def rows_of(found: dict[str, dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def table() -> list[list[str]]:
-    """Of docs/research/no-regressions.md."""
-    return rows_of(publish.table("no-regressions")["methods"])
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("no_regressions", __doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -482,10 +482,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first = runner.of(next(iter(jobs.values())))[0]["target_before"]
     print(f"target loss before: {first:.3f}\n" + publish.plain(rows_of(found)))
     result = {"before": first, "tolerance": TOLERANCE, "methods": found}
-    if options.publish:
-        publish.write(publish.RESULTS / "no-regressions", result, commit=options.commit)
-    if options.json:
-        print(json.dumps(result))
+    publish.conclude(options, "no-regressions", result, device=options.device)
 
 
 if __name__ == "__main__":
