@@ -49,7 +49,7 @@ class Size(NamedTuple):
     test: int  # rows of a domain
 
 
-FULL, SMALL = Size(10, 512, 1500, 6, 512, 6e-4, 150), Size(2, 64, 60, 1, 64, 3e-3, 8)
+FULL, SMALL = Size(10, 512, 800, 4, 512, 1e-3, 150), Size(2, 64, 60, 1, 64, 3e-3, 8)
 
 
 class Block(nn.Module):
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     problem = f"domains / {options.device} / {'small' if options.quick else 'full'}"
     runner = Runner(run, dict, options.workers, options.out)
     jobs = {name: [Job(problem, name, {}, s) for s in range(options.seeds)] for name in METHODS}
-    runner([job for own in jobs.values() for job in own], "runs")
+    runner(sorted((j for own in jobs.values() for j in own), key=lambda job: job.seed), "runs")
     names, found = texts((SMALL if options.quick else FULL).length, "test")[0], {}
     for name, own in jobs.items():
         runs = runner.of(own)
