@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     cuda = torch.cuda.is_available()
-    device, steps, batch, length = ("cuda", 60, 32, 512) if cuda else ("cpu", 25, 8, 32)
+    device, steps, batch, length = ("cuda", 40, 16, 512) if cuda else ("cpu", 25, 8, 32)
     seconds: dict[str, list[float]] = {"TRL": [], "fcco": []}
     memory = dict.fromkeys(seconds, 0.0)
     for turn in range(options.rounds):

@@ -49,7 +49,7 @@ class Size(NamedTuple):
     test: int  # rows of a domain
 
 
-FULL, SMALL = Size(10, 512, 800, 4, 512, 1e-3, 150), Size(2, 64, 60, 1, 64, 3e-3, 8)
+FULL, SMALL = Size(10, 512, 600, 4, 512, 1e-3, 150), Size(2, 64, 60, 1, 64, 3e-3, 8)
 
 
 class Block(nn.Module):

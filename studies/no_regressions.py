@@ -69,7 +69,7 @@ class Size(NamedTuple):
     solve: int = 0  # problems
 
 
-FULL, SMALL = Size(300, 32, 256, solve=200), Size(12, 6, 32, 8, 6)
+FULL, SMALL = Size(250, 16, 256, train=600), Size(12, 6, 32, 8, 6)
 
 
 class Rows(NamedTuple):
@@ -181,7 +181,7 @@ class Language:
         return losses_of(self.logits(rows), rows)
 
     @torch.no_grad()
-    def measure(self, rows: Rows, batch: int = 32) -> Tensor:
+    def measure(self, rows: Rows, batch: int = 16) -> Tensor:
         """The losses of all rows, in evaluation mode."""
         self.model.eval()
         parts = [rows.take(slice(k, k + batch)) for k in range(0, len(rows.ids), batch)]
