@@ -123,7 +123,12 @@ class Runner:
             self.workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
         ) as pool:
             futures = {pool.submit(run, job): job for job in jobs}
-            yield from ((futures[each], each.result()) for each in as_completed(futures))
+            try:
+                yield from ((futures[each], each.result()) for each in as_completed(futures))
+            except BaseException:
+                # Otherwise the error is seen only after all other jobs, whose results are lost.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def _keep(self, job: Any, trace: Any) -> None:
         # A result is always what a reader of the file would get.

@@ -65,6 +65,21 @@ def test_other_processes_give_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text().count("\n") == 4
 
 
+def slow_unless_wrong(job: Job) -> Square:
+    if job.setting["x"] < 0:
+        raise ArithmeticError("x")
+    time.sleep(0.2)
+    return square(job)
+
+
+def test_a_job_that_fails_stops_those_that_wait(tmp_path: Path) -> None:
+    runner = Runner(slow_unless_wrong, Square, 2, tmp_path / "runs", show=None)
+    jobs = [job(x) for x in (1, -1, *range(2, 40))]
+    with pytest.raises(ArithmeticError):
+        runner(jobs, "runs")
+    assert len(runner.known) < 20
+
+
 def test_jobs_that_begin_too_late_are_left_out(tmp_path: Path) -> None:
     runner = Runner(square, Square, 2, tmp_path / "runs", show=None)
     runner([job(2)], "runs")

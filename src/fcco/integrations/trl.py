@@ -124,7 +124,7 @@ class NoRegressionTrainer(RobustTrainer, SFTTrainer):
         """
         assert self.references is not None
         sums, row, tokens = _sums(outputs, inputs), inputs[ROW], inputs[TOKENS]
-        loss = sums[row < 0].sum() * self._factor
+        loss = (sums * (row < 0)).sum() * self._factor  # a mask as index would wait for the GPU
         self._target_losses.append(loss.detach())
         if self.aux_loss_enabled:  # of a mixture of experts, a mean over the micro-batch as in TRL
             loss = loss + self.router_aux_loss_coef * outputs.aux_loss
