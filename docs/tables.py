@@ -19,7 +19,7 @@ from typing import Any
 from fcco_experiments import sweep
 
 from fcco.methods import table
-from studies import afrisenti, frontier, many_groups, publish, small_batches
+from studies import afrisenti, frontier, many_groups, no_regressions, publish, small_batches
 from studies.constrained import report
 from studies.constrained import report as constrained
 from studies.convergence import __main__ as convergence
@@ -433,6 +433,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     ),
     "identities-groups": lambda: identities.by_group(identities.published("end to end")),
     "many-groups": many_groups.table,
+    "no-regressions": no_regressions.published,
     "afrisenti": afrisenti.published,
     "fairness": lambda data: compared(
         {"test AUC": "test_auc ±4", "test gap": "test_gap ±3", "train AUC": "train_auc ±4",
