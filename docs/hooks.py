@@ -16,7 +16,7 @@ import griffe
 __all__ = ["Docstrings", "to_markdown"]
 
 PAGES = {
-    "concepts/mathematics": "Mathematics",
+    "research/details/mathematics": "Mathematics",
     "concepts/automatic-settings": "Automatic settings",
     "recipes/how-to-choose": "How to choose",
 }

@@ -256,7 +256,7 @@ def test_docstrings_name_pages_that_exist():
     mentions = set()
     for path in (ROOT / "src").rglob("*.py"):
         mentions |= set(re.findall(r"docs/[\w/-]+\.md", path.read_text()))
-    assert "docs/concepts/mathematics.md" in mentions
+    assert "docs/research/details/mathematics.md" in mentions
     for mention in mentions:
         assert (ROOT / mention).is_file(), mention
 
@@ -349,7 +349,7 @@ CONVERSIONS = {
     "bullet": ("* one\n* two", "* one\n* two"),
     "code": ("`a_ * b_` and `[u]_+`", "`a_ * b_` and `[u]_+`"),
     "link": ("see `Hinge`", "see [`Hinge`][fcco.outer.Hinge]"),
-    "page": ("see docs/concepts/mathematics.md.", "see [Mathematics][mathematics]."),
+    "page": ("see docs/research/details/mathematics.md.", "see [Mathematics][mathematics]."),
     "example": ("Example:\n    >>> x_ * y_\n    1 * 2", "Examples:\n    >>> x_ * y_\n    1 * 2"),
 }
 
