@@ -20,7 +20,7 @@ from .base import AbstractTerm
 
 @dataclass(frozen=True)
 class AtLeast:
-    """A lower limit: the value of a constraint shall be at least `limit`."""
+    """A lower limit: the value must be at least `limit`."""
 
     limit: float
 
@@ -30,7 +30,7 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Equal:
-    """An equality: the value of a constraint shall be `limit`."""
+    """An equality: the value must be `limit`."""
 
     limit: float
 
