@@ -26,6 +26,13 @@ class Measured(NamedTuple):
 
     What is tracked and compared with the limit is `value`; the gradient is that of `surrogate`,
     which has the same shape.
+
+    Example:
+        >>> import fcco, torch
+        >>> score = torch.tensor([-1.0, 0.5, 2.0], requires_grad=True)
+        >>> rate = fcco.Measured((score > 0).float().mean(), torch.sigmoid(score).mean())
+        >>> rate.value
+        tensor(0.6667)
     """
 
     value: Tensor
