@@ -121,7 +121,8 @@ def _table(pkg: griffe.Module, page: Path) -> str:
         each = pkg[path]
         entries = {path.rpartition(".")[2]: (f"fcco.{path}", each)}
         if each.is_module:
-            entries = {name: (_path(each, name), each[name]) for name in _public(each)}
+            part = f"{each.name}." if "." in path else ""  # integrations have the same names
+            entries = {part + name: (_path(each, name), each[name]) for name in _public(each)}
         for name, (target, found) in entries.items():
             if found.docstring is not None and (found.is_class or found.is_function):
                 head = " ".join(found.docstring.value.split("\n\n")[0].split())
@@ -165,6 +166,9 @@ def _rewrite(obj: Any, links: dict[str, str]) -> None:
         return
     own = {obj.name, *(parameter.name for parameter in getattr(obj, "parameters", ()))}
     allowed = {name: path for name, path in links.items() if name not in own}
-    text = to_markdown(obj.docstring.value, allowed)
+    text = obj.docstring.value
+    if obj.is_module:  # its page has a table of what it has
+        text = re.sub(r"^\|.*\n?", "", text, flags=re.MULTILINE)
+    text = to_markdown(text, allowed)
     entry = (obj.is_class or obj.is_function) and obj.parent.is_module
     obj.docstring.value = text + _source(obj) if entry else text

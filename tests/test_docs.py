@@ -311,6 +311,7 @@ def test_the_site(tmp_path: Path):
     for name, text in pages.items():
         assert ".. math::" not in text and ":math:" not in text and "$$" not in text, name
         if name.startswith("reference/api/"):
+            assert "<th>what it is</th>" in text, name
             # Examples are code; subscripts and stars are not emphasis.
             assert "<blockquote>" not in text, name
             assert not re.search(r"<em>[^<]*(?:\]|\+|=)[^<]*</em>", text), name

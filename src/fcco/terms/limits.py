@@ -184,7 +184,7 @@ class Limits(KeepsPrecision):
 
 
 class ConstraintTerm(AbstractTerm):
-    """A term of constraints low_i <= g_i(w) <= high_i: what reports ask of every method for them.
+    """A term of limits low_i <= g_i(w) <= high_i: the base of every method for them.
 
     Args:
         tracker: of the g_i.
@@ -247,5 +247,5 @@ class UnsampledTerm(ConstraintTerm):
             )
 
     def signed(self, multipliers: Tensor) -> Tensor:
-        """Multipliers of g_i, from those of the violations: negative for lower limits."""
+        """Multipliers of the values, from those of the violations: negative for lower limits."""
         return multipliers * self.limits.side(self.tracker.rows)
