@@ -2,21 +2,27 @@ r"""Docstrings of the package, made ready for the site.
 
 The docstrings are plain text first: formulas are `.. math::` blocks, and the words around them use
 `u_i`, `[u]_+` or `nu*` freely, which Markdown would take for emphasis. This griffe extension turns
-formulas into arithmatex delimiters, escapes the rest, links names in backticks to their entry and
-leaves out private base classes.
+formulas into arithmatex delimiters, escapes the rest, links names in backticks to their entry, adds
+a link to the source and leaves out private base classes.
+
+It also adds a module `fcco.overview`: for each page of docs/reference/api the table of what it
+documents, one line for each class and function. Pages show it by `::: fcco.overview.PAGE`.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
 
 __all__ = ["Docstrings", "to_markdown"]
 
+API = Path(__file__).parent / "reference" / "api"
 PAGES = {
-    "concepts/mathematics": "Mathematics",
+    "research/details/mathematics": "Mathematics",
     "concepts/automatic-settings": "Automatic settings",
     "recipes/how-to-choose": "How to choose",
 }
@@ -100,6 +106,37 @@ class Docstrings(griffe.Extension):
             own = {name: _path(module, name) for name in _public(module)}
             _visit(module, shared | (own if module in subpackages else {}))
         _rewrite(pkg, shared)
+        overview = griffe.Module("overview", filepath=pkg.filepath)
+        pkg.set_member("overview", overview)
+        for page in sorted(API.glob("*.md")):
+            text = griffe.Docstring(_table(pkg, page), lineno=1)
+            table = griffe.Module(page.stem, filepath=pkg.filepath, docstring=text)
+            overview.set_member(page.stem, table)
+
+
+def _table(pkg: griffe.Module, page: Path) -> str:
+    """What a page documents, a line each: its name with a link, and the head of its docstring."""
+    rows = ["| name | what it is |", "|---|---|"]
+    for path in re.findall(r"^::: fcco\.(?!overview)(.+)$", page.read_text(), re.MULTILINE):
+        each = pkg[path]
+        entries = {path.rpartition(".")[2]: (f"fcco.{path}", each)}
+        if each.is_module:
+            part = f"{each.name}." if "." in path else ""  # integrations have the same names
+            entries = {part + name: (_path(each, name), each[name]) for name in _public(each)}
+        for name, (target, found) in entries.items():
+            if found.docstring is not None and (found.is_class or found.is_function):
+                head = " ".join(found.docstring.value.split("\n\n")[0].split())
+                head = head.replace("|", r"\|")
+                rows.append(f"| [`{name}`][{target}] | {head} |")
+    return "\n".join(rows)
+
+
+def _source(obj: Any) -> str:
+    """Where an object is defined: a link where REPO_URL is given."""
+    file = f"src/{obj.relative_package_filepath.as_posix()}"
+    repository = os.environ.get("REPO_URL", "").rstrip("/")
+    link = f"{repository}/blob/main/{file}#L{obj.lineno}-L{obj.endlineno}"
+    return f"\n\n[Source]({link})" if repository else f"\n\nSource: `{file}`, line {obj.lineno}"
 
 
 def _public(module: griffe.Module) -> list[str]:
@@ -129,4 +166,9 @@ def _rewrite(obj: Any, links: dict[str, str]) -> None:
         return
     own = {obj.name, *(parameter.name for parameter in getattr(obj, "parameters", ()))}
     allowed = {name: path for name, path in links.items() if name not in own}
-    obj.docstring.value = to_markdown(obj.docstring.value, allowed)
+    text = obj.docstring.value
+    if obj.is_module:  # its page has a table of what it has
+        text = re.sub(r"^\|.*\n?", "", text, flags=re.MULTILINE)
+    text = to_markdown(text, allowed)
+    entry = (obj.is_class or obj.is_function) and obj.parent.is_module
+    obj.docstring.value = text + _source(obj) if entry else text

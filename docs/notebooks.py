@@ -30,26 +30,27 @@ PAGES = [
     page for page in sorted((DOCS / "tutorials").glob("*.md")) if "```python" in page.read_text()
 ]
 
+_INK = "#7c8591"  # of text and lines, readable on light and on dark pages
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
-    "axes.edgecolor": "#565e67",
-    "axes.facecolor": "#fdfdfc",
+    "axes.edgecolor": _INK,
+    "axes.facecolor": "none",
     "axes.grid": True,
-    "axes.labelcolor": "#1c2024",
+    "axes.labelcolor": _INK,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": "medium",
-    "figure.facecolor": "#fdfdfc",  # a light card, readable on a dark page too
+    "figure.facecolor": "none",
     "font.size": 10,
-    "grid.color": "#e4e6e9",
+    "grid.alpha": 0.25,
+    "grid.color": _INK,
     "legend.frameon": False,
     "savefig.bbox": "tight",
-    "savefig.facecolor": "#fdfdfc",
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "fcco",  # the same file in every run
-    "text.color": "#1c2024",
-    "xtick.color": "#565e67",
-    "ytick.color": "#565e67",
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
 }
 """Settings of matplotlib for the committed pictures; a reader's own run has the reader's own."""
 
@@ -58,6 +59,7 @@ _BLOCK = re.compile(
 )
 _IMAGE = re.compile(r"^!\[(?P<alt>[^\]]*)\]\((?P<path>[^)]+)\)\n", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?![a-z]+:)[^)]+\)")
+_FOLD = re.compile(r"^</?(?:details|summary)\b.*\n", re.MULTILINE)  # around drawing code
 _DOWNLOAD = re.compile(r"^.*\]\([\w-]+\.ipynb\).*\n", re.MULTILINE)
 
 
@@ -91,7 +93,7 @@ def cells_of(text: str) -> list[Cell]:
             if not cells or cells[-1].kind != "code":
                 raise ValueError(f"{image[0]!r} does not follow the program that draws it.")
             cells[-1].images.append((image["alt"], image["path"]))
-        part = _LINK.sub(r"\g<text>", _IMAGE.sub("", _DOWNLOAD.sub("", part)))
+        part = _LINK.sub(r"\g<text>", _IMAGE.sub("", _DOWNLOAD.sub("", _FOLD.sub("", part))))
         part = re.sub(r"\n{3,}", "\n\n", part).strip()
         if part:
             cells.append(Cell("markdown", part))
@@ -137,10 +139,11 @@ def _drawn(figure: Any) -> tuple[bytes, bytes]:
 
     svg, png, small = io.BytesIO(), io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    figure.savefig(png, format="png", dpi=80)
+    figure.savefig(png, format="png", dpi=80, facecolor="white")
     colours = Image.open(png).convert("RGB").quantize(48)
     colours.save(small, format="png", optimize=True)
     text = re.sub(rb"[ ]+$", b"", svg.getvalue(), flags=re.MULTILINE)
+    text = text.replace(b"#000000", _INK.encode())  # a line that a program draws in black
     text = re.sub(rb"(\.\d\d)\d+", rb"\1", text)  # a hundredth of a point cannot be seen
     return text, small.getvalue()
 

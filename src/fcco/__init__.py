@@ -1,15 +1,21 @@
-"""Non-smooth coupled compositional optimisation for PyTorch.
+"""Losses for PyTorch that are functions of expectations: worst groups, limits and rankings.
 
-    min_w  g0(w) + (1/n) sum_i f_i(g_i(w)),      g_i(w) = E g_i(w; xi)
+| what you want | what to use |
+|---|---|
+| the worst groups get better | `CVaRGroupDRO`, with `GroupBatchSampler` |
+| values stay within limits | `constrained`, with `Measured` for rates |
+| nothing gets worse in fine-tuning | `constrained`, with `ReferenceLosses` |
+| good rankings: average precision, partial AUC, NDCG | `fcco.xrisk` |
+| two encoders, from small batches | `GlobalContrastive` |
+| terms of your own | `Compositional` and `fcco.terms` |
 
-The equation of the library:
+`loss = objective(function, index)` gives a scalar for `loss.backward()`; `optimizer.step()` stays
+yours. All objectives have the form
 
-    method = term x rule of the step, stepped by any torch optimizer
+    min_w  g0(w) + (1/n) sum_i f(g_i(w)),      g_i(w) = E g_i(w; xi)
 
-A *term* turns tracked values u_i ~ g_i(w) into a loss (`fcco.terms`): an outer function of them,
-CVaR, weights on groups, or dual variables. The *rule of the step* is plain for most methods; others
-step inside a proximal point, or switch between loss and limits. Each method is a
-dataclass of its settings in `fcco.methods`:
+where f has a kink and a batch only has a noisy g_i. A *term* turns running estimates u_i of the g_i
+into a loss (`fcco.terms`); a *method* is a term and a rule for the step (`fcco.methods`):
 
 <!-- methods: method | for | needs | use it when -->
 
@@ -30,12 +36,6 @@ dataclass of its settings in `fcco.methods`:
 | `ssg` | limits | nothing | batches are large, their noise small |
 | `oss` | limits | proximal, inner_steps | you compare with virtual queues |
 | `icppac` | limits | proximal, inner_steps | you compare with a primal-dual loop |
-
-Entry points: `CVaRGroupDRO` for the worst groups, `constrained(model, optimizer, limits)` for
-limits, `GlobalContrastive` for two towers, `fcco.xrisk` for average precision, partial AUC and
-ranking, `Compositional` for any terms.
-`loss = objective(function, index)` gives a scalar whose gradient is the method's estimator;
-`loss.backward(); optimizer.step()` stay yours.
 """
 
 import importlib as _importlib

@@ -1,4 +1,4 @@
-"""Numbers that change with the step: an annealed smoothing, its width."""
+"""Smoothing that changes with the step, or is given as a width."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def at_step(schedule: Schedule, step: int) -> float:
 
 @dataclass(frozen=True)
 class Width:
-    r"""A smoothing given as the width of the rounded kink, in units of the inner values.
+    r"""A smoothing, given as the width of the rounded kink in units of the values.
 
     .. math::
         \lambda = \text{width} / (\text{jump of the slope of } f \text{ at its kink})
 
-    The envelope of rho [u]_+ has its slope between 0 and rho on a zone of width lambda rho, that of
-    CVaR (slope 1/r) on lambda / r, that of rho abs(u) on 2 lambda rho. A width keeps its meaning
-    when rho or r changes. Give it wherever a `smoothing` is asked for.
+    A number lambda makes the kink of a hinge with penalty rho lambda rho wide, that of CVaR with
+    ratio r lambda / r, that of rho abs(u) 2 lambda rho. A width keeps its meaning when rho or r
+    changes. It may stand wherever a `smoothing` is asked for.
 
     Args:
         width: a number, 0 for f itself.
@@ -47,7 +47,7 @@ Smoothing = Schedule | Width | Literal["auto"]
 
 @dataclass(frozen=True)
 class Annealed:
-    """Geometric decay from `start` to `end` over `steps` steps, then constant."""
+    """A smoothing that falls geometrically from `start` to `end` in `steps` steps, then stays."""
 
     start: float
     end: float

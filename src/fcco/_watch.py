@@ -65,7 +65,7 @@ FAULTS = {
 
 
 class UsageWarning(UserWarning):
-    """Something in the training loop makes a method do less than it seems to; said once."""
+    """A mistake in the training loop that raises no error; each is reported once."""
 
 
 def warn(message: str) -> None:

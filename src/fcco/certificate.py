@@ -1,15 +1,16 @@
 r"""Certificates: limits tested on new rows, which were used for nothing else.
 
 With m limits each expectation is beyond its *bound* with a probability of at most (1 - level) / m,
-so that all bounds hold together with the probability `level`, whatever rows the limits share.
+so that all bounds hold together with the probability `level`, also if limits share rows.
 
 * Values of 0 and 1: exact (Clopper and Pearson, 1934).
-* Other values: mean + c s / sqrt(n), where c is a quantile of sqrt(n) (truth - mean) / s in samples
-  of n rows drawn from those of one limit, of each as often: that sums up what all limits miss, and
-  knows that rows without the rare large losses have a small mean and a small s. Beyond 200 rows
-  and 20,000 draws c goes on like the first term of its Edgeworth series. It is at least Student's,
-  and s at least what those of other limits suggest; three tenths of the chance are kept for what
-  this misses. Where c is over twice that of a normal distribution, the rows are too few.
+* Other values: mean + c s / sqrt(n), with the mean and the standard deviation s of the n rows. c is
+  a quantile of sqrt(n) (truth - mean) / s in samples of n rows, drawn from the rows of every limit
+  equally often, so that the errors of all limits are counted. Drawing accounts for rows that happen
+  to lack the rare large losses: their mean and their s are both too small. Beyond 200 rows and
+  20,000 draws c is extrapolated by the first term of its Edgeworth series. c is at least Student's
+  quantile, s at least what the other limits suggest, and three tenths of the error probability are
+  kept in reserve. Where c is over twice that of a normal distribution, the rows are too few.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _VERDICTS = ("fail", "too few rows", "pass")
 
 @dataclass(frozen=True)
 class Tested:
-    """One limit.
+    """The test of one limit.
 
     Attributes:
         value: the mean of its rows, None without any.
@@ -58,7 +59,7 @@ class Tested:
 
 @dataclass(frozen=True)
 class Certificate:
-    """One row per limit; `print` shows them as a table.
+    """The tests of all limits; `print` shows a table.
 
     Attributes:
         level: the probability of all bounds together or, if not `joint`, of each.

@@ -22,7 +22,7 @@ OBJECTIVE, CONSTRAINTS = "objective", "constraints"  # two terms, where both are
 
 
 class ConstrainedObjective(Compositional):
-    """What every method for limits offers: a loss, violations and multipliers.
+    """What `constrained` returns: an objective with violations, multipliers and a report.
 
     With a coupled objective beside it there are two terms, named "objective" and "constraints":
     values and index are then given by these names. `term`, and all that is said of constraints,

@@ -25,16 +25,16 @@ __all__ = ["ReferenceLosses", "TaskHeads"]
 
 
 class ReferenceLosses(KeepsPrecision):
-    r"""Losses of another model, one per sample: of that before fine-tuning, say.
+    r"""Losses of another model, one per sample: of the model before fine-tuning, for example.
 
     .. math::
         h_k(w) = \frac1{n_k}\sum_{i\in D_k}\bigl(\ell_i(w) - \ell_i(w_{\text{old}})\bigr) \le 0,
         \qquad k = 1,\dots,m
 
-    says that no protected class, task or domain k may get worse. As `reference` of an objective
-    they are subtracted from the values of the rows that a call names: on the same samples much
-    noise cancels. With `tokens`, the mean of h_k is over tokens. The losses are measured in
-    evaluation mode: with dropout in training, its effect counts as forgetting.
+    are limits by which no protected class, task or domain k may get worse. As `reference` of an
+    objective the losses are subtracted from the values of the rows that a call names; on the same
+    samples much noise cancels. With `tokens`, the mean of h_k is over tokens. The losses are
+    measured in evaluation mode: with dropout in training, its effect counts as forgetting.
 
     Args:
         losses: one finite number per sample, shape (N,).
@@ -125,7 +125,7 @@ class ReferenceLosses(KeepsPrecision):
                 (R,), with each row 0, ..., N - 1 once.
             size: N.
             tokens: see the class.
-            data: for `cache`: names all that changes a loss and is not in the model, i.e. the data,
+            data: for `cache`: names all that changes a loss and is not in the model: the data,
                 the preprocessing and the loss function. A checksum of the data is best.
             cache: a folder for the file, whose name depends on the model's state, `data` and N.
         """
@@ -238,7 +238,7 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
 
 
 class TaskHeads(nn.Module):
-    r"""A linear layer x W + b that has its own weight W_k for each task k.
+    r"""A linear layer with a weight of its own for each task.
 
     .. math::
         W_k = W + A_k B_k, \qquad A_k \in \mathbb R^{\text{in}\times r},\;

@@ -113,8 +113,8 @@ def eigenvalues(inner: Inner, num_inner: int, parameters: Iterable[Tensor]) -> T
         \mathbb{R}^{n d_1 \times n d_1}
 
     (The transposed product of the paper would be d x d and singular; see
-    docs/concepts/mathematics.md.) If n d1 > d, the smallest is 0 whatever the model does. For
-    CVaR, whose inner functions are L_i - s, s is one of the parameters.
+    docs/research/details/mathematics.md.) If n d1 > d, the smallest is 0 whatever the model does.
+    For CVaR, whose inner functions are L_i - s, s is one of the parameters.
     """
     data = _FullData("eigenvalues", inner, num_inner, parameters)
     jacobian = data.jacobian(data.index)

@@ -22,7 +22,7 @@ __all__ = ["CVaRGroupDRO", "GroupObjective"]
 
 
 class GroupObjective(Compositional):
-    """An objective over the losses of groups: what `CVaRGroupDRO` and `methods.ooa` report."""
+    """Base of objectives over the losses of groups, such as `CVaRGroupDRO` and `methods.ooa`."""
 
     def cvar(self, losses: Tensor | None = None) -> Tensor:
         """CVaR with the exact threshold: of the known group losses, or of those given."""
@@ -52,42 +52,59 @@ class GroupObjective(Compositional):
                 Nothing is updated.
             index: of that call.
             rows: of that call.
-            held_out: mean losses on samples that are not trained on, to find groups that are
-                learnt by heart: (n,), a dict by group, or what `fcco.group_mean` returns. With a
+            held_out: mean losses on samples that are not trained on, to find groups that the
+                model overfits: (n,), a dict by group, or what `fcco.group_mean` returns. With a
                 `reference`, differences from its losses.
         """
         return group_report(self, self.group_weights(), function, index, held_out, rows)
 
 
 class CVaRGroupDRO(GroupObjective):
-    r"""Minimise the average loss of the worst groups (CVaR over groups), by SONEX.
+    r"""Minimise the mean loss of the worst groups (CVaR over groups), by SONEX.
 
     .. math::
         \min_w\; \mathrm{CVaR}_r\bigl(L_1(w), \dots, L_n(w)\bigr)
         = \min_{w,s}\; s + \frac1{rn}\sum_i [L_i(w) - s]_+
 
-    Give it a function that returns per-sample losses, and the group of each sample; it tracks the
-    group losses, owns the threshold s and weighs the groups. Nothing needs to be set: how fast the
-    estimates follow and how far the kink is rounded come from their own error
-    (docs/concepts/automatic-settings.md). The paper's SONEX is
+    Call it with a function that returns the loss of each sample, and the group of each sample. It
+    keeps a running estimate of each group's loss, and from these the threshold s and the weights of
+    the groups. Nothing needs to be set: how fast the estimates follow and how far the kink at s is
+    rounded come from their errors (docs/concepts/automatic-settings.md). The paper's SONEX is
     `smoothing=0.1, gamma=0.1, correction="auto", read="old"`, its SONX the same with
     `smoothing=0`, and with a `ProximalPoint` optimizer it is ALEXR2.
 
     Args:
-        num_groups: n; not needed with `names`.
-        ratio: r, the share of groups that count; 1 is the plain mean over groups, 1/n the worst.
-        smoothing: how far the kink at s is rounded, see `OuterTerm`: `fcco.Width(0.1)` in units of
-            the loss; a number is lambda, and the zone lambda / r wide.
-        gamma: weight of the new group loss; `"auto"` weighs noise against lag.
-        correction: gamma' of the tracker, for a second forward pass at w_{t-1}, see `InnerTracker`.
-        read: which u enters the gradient; `"old"`, as printed, acts on losses n/B1 steps older.
+        model: your model.
+        optimizer: the optimizer that you step.
+        num_groups: the number n of groups; not needed with `names`.
+        ratio: the share r of the groups that count; 1 is the mean over groups, 1/n the worst group.
+        smoothing: how far the kink at s is rounded: `fcco.Width(0.1)` in units of the loss; a
+            number is lambda of the paper, and the width lambda / r. See `OuterTerm`.
+        gamma: weight of the new loss in a group's running estimate; `"auto"` weighs noise against
+            lag.
+        correction: weight gamma' of a correction that needs a second forward pass at the previous
+            parameters, see `InnerTracker`.
+        read: which estimates the gradient uses: after this batch (`"new"`) or before it (`"old"`,
+            as in the paper), which are older by n over the groups in a batch steps.
         reference: losses of another model on the training rows. The groups are then compared by
-            how much worse than it they are, L_i(w) - L_i(reference), and a call names the rows:
-            `objective(function, index, rows=rows)`. What no model can learn counts no more.
+            how much worse than that model they are, and a call names the rows:
+            `objective(function, index, rows=rows)`. Losses that no model can lower then cancel.
         names: of the groups, in the order of their ids, for reports and errors.
         process_group: see `Compositional`, as is `offload`.
         table: `on_nonfinite`, `dtype` and `device` of the `InnerTracker`; the last two are the
             model's unless given.
+
+    Example:
+        >>> import fcco, torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> dro = fcco.CVaRGroupDRO(model, optimizer, num_groups=3, ratio=1 / 3)
+        >>> x, group = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
+        >>> loss = dro(lambda: (model(x).squeeze(1) - 9 * group).square(), group)
+        >>> loss.backward()
+        >>> optimizer.step()
+        >>> dro.group_losses().argmax().item()
+        2
     """
 
     def __init__(
@@ -136,7 +153,7 @@ class CVaRGroupDRO(GroupObjective):
 
     @property
     def threshold(self) -> Tensor:
-        """The current s of CVaR."""
+        """The current threshold s of CVaR."""
         return self.term.threshold
 
     @property

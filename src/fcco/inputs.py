@@ -22,10 +22,17 @@ ONLY = "inner"
 
 
 class Measured(NamedTuple):
-    """A measured statistic with a differentiable stand-in.
+    """A value that has no gradient, such as a rate or an accuracy, with a differentiable stand-in.
 
-    The tracker follows `value` (an accuracy, a 0/1 rate: no gradient needed); the gradient is
-    that of `surrogate`, which has the same shape.
+    What is tracked and compared with the limit is `value`; the gradient is that of `surrogate`,
+    which has the same shape.
+
+    Example:
+        >>> import fcco, torch
+        >>> score = torch.tensor([-1.0, 0.5, 2.0], requires_grad=True)
+        >>> rate = fcco.Measured((score > 0).float().mean(), torch.sigmoid(score).mean())
+        >>> rate.value
+        tensor(0.6667)
     """
 
     value: Tensor

@@ -68,15 +68,15 @@ def _refuse_nonfinite(loss: Tensor) -> None:
 
 
 class Compositional(CheckedState):
-    r"""g0(w) plus a sum of coupled terms, as a loss for your own training loop.
+    r"""An objective of any terms: the mean loss g0 plus functions of tracked values.
 
     .. math::
         \min_w\; g_0(w) + \sum_{\text{terms}} \frac1n\sum_{i=1}^n f(g_i(w))
 
-    Call it with a function that runs your model; the returned scalar has an estimate of the
-    objective as its value and the paper's estimator G_t as its gradient (Alg. 1, line 9). The
-    function is called once with gradient and, when a tracker corrects, once more without, at the
-    previous parameters. In `eval()` mode the loss of the batch is returned and nothing changes.
+    Call it with a function that runs your model. It returns a scalar: its value is an estimate of
+    the objective, its gradient the estimator of the method. The function is called once with
+    gradient and, when a tracker corrects, once more without, at the previous parameters. In
+    `eval()` mode the loss of the batch is returned and nothing changes.
 
     Calls between two optimizer steps belong to one step (gradient accumulation). If the parameters
     have changed between them (closures of L-BFGS, the second evaluation of SAM), the later call
@@ -205,8 +205,9 @@ class Compositional(CheckedState):
 
         Args:
             function: runs the model; see the class for what it returns.
-            index: block of each entry (see `Index`); repeated ids are samples of one block, and a
-                value counts in each block of its sample. None: the entries are all n blocks.
+            index: the group (or other block) of each value, see `Index`; repeated ids are samples
+                of one group, and a value counts in each group of its sample. None: the values are
+                those of all n groups in order.
             rows: with a `reference`, the row of each value in its table.
             gradient: a second function for an independent batch of the same blocks: it carries
                 the gradient (and g0) while `function` gives the values (Alg. 2, line 5).
@@ -664,15 +665,15 @@ class Compositional(CheckedState):
                 optimizer.leave()
 
     def value(self) -> Tensor:
-        """The coupled part of the objective itself, at the tracked u: no smoothing, no g0."""
+        """The objective at the running estimates, without smoothing and without g0."""
         return torch.stack([term.value() for term in self._terms.values()]).sum()
 
     def warm_up(self, batches: Iterable[tuple[Any, ...]]) -> None:
         """Start every tracker from a pass over the data (Alg. 1, lines 2-3).
 
         `batches` are pairs of a function and an index, with rows where there is a reference; the
-        values of each block are averaged over all of them. Without a warm-up, a block starts at its
-        first visit.
+        values of each group are averaged over all of them. Without a warm-up, a group starts at the
+        value of its first batch.
         """
         pooled = self.pool(batches)
         for name, batch in pooled.items():  # all are checked before one is written
@@ -682,7 +683,7 @@ class Compositional(CheckedState):
         self._give_up()
 
     def pool(self, batches: Iterable[tuple[Any, ...]]) -> dict[str, Batch]:
-        """The values of each term over many batches, and over ranks; no gradient, no update."""
+        """The values of each term, pooled over many batches and ranks; nothing is updated."""
         pooled: dict[str, Batch] = {}
         for function, index, *rows in batches:
             with torch.no_grad():
@@ -716,9 +717,9 @@ class Compositional(CheckedState):
         Args:
             function: as in a call of the objective; where that takes means, a value for each row.
             index: as in a call. Without it the values are given by name, or as a column for each
-                block.
-            limit: one for all blocks, or a dict by their names or numbers; see `certify`. Those of
-                the objective unless given.
+                group.
+            limit: one for all groups, or a dict by their names or numbers; see `certify`. The
+                limits of the objective unless given.
             reference: the values of another model for the same rows, in the same form. The limit
                 is then that of the differences: 0 unless given, or where the objective has a
                 `reference` too, its own.

@@ -44,7 +44,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 class PreviousParameters(CheckedState):
-    r"""Hold w_{t-1} and evaluate functions there.
+    r"""The parameters before the last step, and functions evaluated there.
 
     Only torch's random streams are replayed; draw NumPy or Python random numbers in the data
     loader, not in the function.

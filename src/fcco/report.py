@@ -47,7 +47,7 @@ class Table(list[list[str]]):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, of which kind (one word), and what to do about it."""
+    """A finding of a report: its kind, what was found, and what to do about it."""
 
     kind: str
     text: str
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Row:
-    """One group or constraint.
+    """The row of a report for one group or constraint.
 
     Attributes:
         value: its loss or value g_i; for a constraint on vectors, the violation. NaN: never seen.
@@ -111,13 +111,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """A table and findings.
+    """A table of groups or constraints, and findings.
 
     Attributes:
-        rows: one per block, in order; printed, the worst come first, those never seen last.
+        rows: one for each group or constraint, in order; printed, the worst come first.
         findings: what the numbers say about the settings.
         worst: the group with the largest loss, or the constraint with the largest excess.
-        seen: how many blocks have a value.
+        seen: how many groups or constraints have a value.
     """
 
     rows: tuple[Row, ...]
@@ -133,14 +133,14 @@ class Report:
 
 @dataclass(frozen=True)
 class GroupReport(Report):
-    """The losses of groups.
+    """The losses and weights of groups, with findings.
 
     Attributes:
         cvar: CVaR of the losses of the groups seen.
         mean: their mean.
         at_cap: how many have the largest weight.
-        share: of a batch that has groups equally often, how much carries the weight: the noise of
-            the gradient is that of a plain mean over so much of it.
+        share: how much of a batch carries the weight: the noise of the gradient is that of a plain
+            mean over this share of it.
         differences: the losses are differences from those of a reference.
     """
 
@@ -164,7 +164,7 @@ class GroupReport(Report):
 
 @dataclass(frozen=True)
 class ConstraintReport(Report):
-    """The values of constraints.
+    """The values, limits and multipliers of constraints, with findings.
 
     Attributes:
         violation: how far a value is outside its limit at most; above 0 that is violated.

@@ -18,7 +18,7 @@ from .run import MODEL, Data, Flag, ModelFunction, Run, State
 
 
 class Fleet:
-    r"""R runs of one method, each with its own hyperparameters, weights and data, as one program.
+    r"""Many runs of one method, each with its own settings, weights and data, as one program.
 
     Every run does what it would do alone, to rounding: the step is `torch.func.vmap` of the step
     of one run, which is made of the library's own functions. A run whose values are no longer

@@ -23,7 +23,7 @@ from .updates import read_optimizer
 
 @dataclass(frozen=True)
 class Member:
-    """One run: a model, what steps it, and what makes its loss.
+    """One run of a fleet: a model, its optimizer and its objective.
 
     The objects are read once and never changed. Runs that differ in their first weights alone may
     share an optimizer and an objective; the weights are those of `model`.

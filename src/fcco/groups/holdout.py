@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 class HoldOut:
-    """Sets a share of every group apart, for values that say what holds on new rows.
+    """Sets a share of every group apart, to measure values on rows that are not trained on.
 
     A model fits the rows that it learns from, so that their losses and rates look better than those
     of new ones. Here the values come from rows apart and the gradient from the rest:

@@ -13,7 +13,7 @@ from ..index import Memberships, check_range, read_index
 
 
 class GroupMeans(NamedTuple):
-    """The means of the G groups in a batch, (G,) or (G, d1), their sorted ids and their sizes."""
+    """The means of the G groups in a batch, (G,) or (G, d1), with their sorted ids and sizes."""
 
     values: Tensor
     index: Tensor
@@ -21,7 +21,7 @@ class GroupMeans(NamedTuple):
 
 
 def group_mean(values: Tensor, group: Any, num_groups: int | None = None) -> GroupMeans:
-    r"""Mean of `values` over each group present in the batch.
+    r"""The mean of `values` in each group of the batch.
 
     .. math::
         g_i(w; B_i) = \frac{1}{|B_i|} \sum_{j \in B_i} \mathrm{values}_j, \qquad

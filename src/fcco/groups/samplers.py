@@ -148,7 +148,7 @@ class ResumableSampler(Sampler[Batch_co], abc.ABC):
 
 
 class GroupBatchSampler(ResumableSampler[list[int]]):
-    r"""Batches of B1 groups with B2 samples each, for `DataLoader(batch_sampler=...)`.
+    r"""Batches of some groups with equally many samples each: `DataLoader(batch_sampler=...)`.
 
     Groups are drawn uniformly without replacement, so that the mean over them is unbiased for the
     mean over all groups. Each group is read in shuffled passes: within an epoch each sample is
@@ -159,9 +159,10 @@ class GroupBatchSampler(ResumableSampler[list[int]]):
     On several ranks each gets a contiguous slice of the batch of a single process: a run may be
     resumed with another number of ranks.
 
-    From `batch_size` follow B1 = min(n, batch_size / 2), and B2 = batch_size / B1, both rounded
-    down, at most the size of the largest group. Many groups, because the estimate of a group that
-    is not in the batch grows old; two samples of each, because their spread tells the noise.
+    A batch has B1 groups and B2 samples of each. From `batch_size` follow B1 = min(n,
+    batch_size / 2), and B2 = batch_size / B1, both rounded down, at most the size of the largest
+    group. Many groups, because the estimate of a group that is not in the batch grows old; two
+    samples of each, because their difference shows the noise.
 
     Args:
         groups: group id of each sample, (N,); every id in 0, ..., n - 1 must occur. For samples in
@@ -317,9 +318,10 @@ class PositiveBatchSampler(GroupBatchSampler):
 
 
 class BlockSampler(ResumableSampler[Tensor]):
-    """B1 = `blocks_per_batch` of n blocks per step, for constraint sampling; the same on all ranks.
+    """Draws some of n groups or constraints for each step, the same on all ranks.
 
-    Drawn uniformly without replacement; an epoch has ceil(n / B1) batches.
+    B1 = `blocks_per_batch` are drawn uniformly without replacement; an epoch has ceil(n / B1)
+    batches.
     """
 
     def __init__(self, num_blocks: int, blocks_per_batch: int, seed: int | None = None) -> None:

@@ -48,7 +48,7 @@ def check_ranks(sampler: ResumableSampler[Any], rank: int, world_size: int, reme
 
 
 class ResumableLoader:
-    """A loader whose sampler counts the batches that the loop has had, and goes on after them.
+    """A loader that, after a restart, goes on after the batches that the loop has had.
 
     Args:
         loader: a `DataLoader` with a sampler of `fcco.groups` as its `batch_sampler`; with workers,

@@ -36,7 +36,7 @@ def constrained(
     offload: bool = False,
     **settings: Any,
 ) -> ConstrainedObjective:
-    r"""Minimise g0(w) while values g_i(w) keep their limits, by the method of your choice.
+    r"""Minimise a loss while values stay within their limits.
 
     | limit | meaning |
     |---|---|
@@ -45,29 +45,41 @@ def constrained(
     | `{"mean": (0.20, 0.26)}` | between the two; None for a side that is open |
     | `{"calibration": fcco.Equal(0.0)}` | equal to 0 |
 
-    Limits of all kinds may be mixed. The multiplier of a lower limit is negative.
-
-    Every method is called in the same way: with a function that returns `(loss, values)`. Then
-    `loss.backward()`, and a step of `objective.optimizer`, which is your optimizer or, for double
-    loops and for switching, one around it.
+    Limits of all kinds may be mixed. Call the objective with a function that returns `(loss,
+    values)`; it returns a loss for `backward()`. Then step `objective.optimizer`: your optimizer,
+    or for some methods a wrapper of it. The multiplier of a lower limit is negative.
 
     Args:
+        model: your model.
+        optimizer: your optimizer.
         limits: by name, as above; or the names, or their number m, with `tolerance` as the limit.
         method: a word, with its settings as further keywords, or the settings themselves:
             `method="sonex", smoothing=0.1, penalty=10` is `method=Sonex(smoothing=0.1,
             penalty=10)`. `"multipliers"` needs none. `fcco.methods.table("limits")` has them all.
-        tolerance: one limit or one per constraint, where `limits` has none; 0 unless given.
+        tolerance: one limit, or one for each value, where `limits` has none; 0 unless given.
         margin: train for that much less than an upper limit and more than a lower one (not for
             equalities).
         reference: losses of another model on the rows that the limits are for. The limits are then
             those of differences, "at most 0.02 worse than it", and a call names the rows:
             `objective(function, index, rows=rows)`.
-        objective: a coupled term of the objective, when g0 or a part of it is coupled too; its
-            tracker and outer function are its own. The function then returns `{"objective":
-            entries, "constraints": values}`, or `(loss, {...})`, and `index` is a dict likewise.
+        objective: a term, when the loss too is a function of tracked values. The function then
+            returns `{"objective": entries, "constraints": values}`, or `(loss, {...})`, and `index`
+            is a dict likewise.
         process_group: see `Compositional`.
         offload: see `Compositional`.
         settings: of a method that was given by a word.
+
+    Example:
+        >>> import fcco, torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> objective = fcco.constrained(model, optimizer, {"mean": fcco.AtLeast(0.5)})
+        >>> output = lambda: model(torch.ones(4, 2)).squeeze(1)
+        >>> loss = objective(lambda: (output().square(), {"mean": output().mean()}))
+        >>> loss.backward()
+        >>> objective.optimizer.step()
+        >>> list(objective.multipliers())
+        ['mean']
     """
     if isinstance(method, Settings):
         chosen, call = method, f"constrained(method={type(method).__name__}(...))"
@@ -145,7 +157,7 @@ def ooa(
     process_group: Any = "auto",
     **settings: Any,
 ) -> GroupObjective:
-    """The worst of `num_groups` groups by `Ooa`, with its settings."""
+    """Group DRO with online weights: the settings of `Ooa`, for `num_groups` groups."""
     term = _term("ooa", "num_groups", model, num_groups, settings)
     return GroupObjective(model, optimizer, term, process_group=process_group)
 
@@ -158,7 +170,7 @@ def ctc_dro(
     process_group: Any = "auto",
     **settings: Any,
 ) -> GroupObjective:
-    """The worst of `num_groups` groups by `CtcDro`, with its settings."""
+    """CTC-DRO: the settings of `CtcDro`, for `num_groups` groups."""
     term = _term("ctc-dro", "num_groups", model, num_groups, settings)
     return GroupObjective(model, optimizer, term, process_group=process_group)
 

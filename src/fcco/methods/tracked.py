@@ -324,7 +324,7 @@ class Alexr2(Penalty):
         theta: extrapolation.
 
     References:
-        Paper, Algorithm 2 with line 13 corrected (docs/concepts/mathematics.md).
+        Paper, Algorithm 2 with line 13 corrected (docs/research/details/mathematics.md).
     """
 
     smoothing: Smoothing = field()  # type: ignore[misc]

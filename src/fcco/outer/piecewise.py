@@ -102,7 +102,7 @@ class TwoSidedHinge(AbstractOuter):
     """f(u) = scale [abs(u_1 - u_2) - tolerance]_+: two tracked rates may differ by a tolerance.
 
     It is the dead zone phi of one number, phi(a^T u) with a = (1, -1), hence
-    f_lambda(u) = phi_{2 lambda}(u_1 - u_2) (see docs/concepts/mathematics.md).
+    f_lambda(u) = phi_{2 lambda}(u_1 - u_2) (see docs/research/details/mathematics.md).
     """
 
     tolerance: float

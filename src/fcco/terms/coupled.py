@@ -158,7 +158,7 @@ class OuterTerm(AbstractTerm):
 
 
 class CoupledTerm(OuterTerm, ConstraintTerm):
-    r"""A coupled term, optionally read as penalised constraints.
+    r"""An outer function of tracked values; a hinge makes it a penalty for limits.
 
     .. math::
         \frac1n\sum_{i=1}^n f_\lambda\bigl(g_i(w) - \text{tolerance}_i\bigr)

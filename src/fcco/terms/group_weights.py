@@ -17,7 +17,7 @@ from .base import AbstractTerm
 
 
 class GroupWeights(AbstractTerm):
-    r"""The losses of groups under weights that an adversary moves (OOA).
+    r"""The losses of groups with online weights (OOA).
 
     For the update and the settings see `fcco.methods.Ooa`. The buffer `weights` holds p of the last
     finished optimizer step. Several batches before a step move p once: it is computed anew from

@@ -20,7 +20,7 @@ from .base import AbstractTerm
 
 @dataclass(frozen=True)
 class AtLeast:
-    """A lower limit: the value of a constraint shall be at least `limit`."""
+    """A lower limit: the value must be at least `limit`."""
 
     limit: float
 
@@ -30,7 +30,7 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Equal:
-    """An equality: the value of a constraint shall be `limit`."""
+    """An equality: the value must be `limit`."""
 
     limit: float
 
@@ -184,7 +184,7 @@ class Limits(KeepsPrecision):
 
 
 class ConstraintTerm(AbstractTerm):
-    """A term of constraints low_i <= g_i(w) <= high_i: what reports ask of every method for them.
+    """A term of limits low_i <= g_i(w) <= high_i: the base of every method for them.
 
     Args:
         tracker: of the g_i.
@@ -247,5 +247,5 @@ class UnsampledTerm(ConstraintTerm):
             )
 
     def signed(self, multipliers: Tensor) -> Tensor:
-        """Multipliers of g_i, from those of the violations: negative for lower limits."""
+        """Multipliers of the values, from those of the violations: negative for lower limits."""
         return multipliers * self.limits.side(self.tracker.rows)

@@ -259,7 +259,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class OpenStep:
-    """What the calls since the last step of the optimizer change when that is made.
+    """Changes that calls have prepared, which become final when the optimizer steps.
 
     An objective has one; a call proposes a new one, and one assignment makes it that of the
     objective: an interrupt finds the one before or the one after.

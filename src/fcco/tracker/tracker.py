@@ -79,7 +79,7 @@ class _Progress:
 
 
 class InnerTracker(KeepsPrecision):
-    r"""Track u_i ~ g_i(w) for i = 1..n; touch only the sampled blocks.
+    r"""Running estimates u_i of g_i(w) for i = 1..n; only sampled blocks change.
 
     .. math::
         u_i^+ = (1-\gamma)\,u_i + \gamma\,g_i(w_t;\mathcal B)
@@ -787,7 +787,7 @@ class InnerTracker(KeepsPrecision):
 
 
 class ErrorEstimate(KeepsPrecision):
-    """The statistics of `fcco.rules.track`, of each block and of all together.
+    """Measured noise and drift, of each block and of all together (`fcco.rules.track`).
 
     Args:
         like: the table u, whose shape, precision and device they take.

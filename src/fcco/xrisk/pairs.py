@@ -41,15 +41,16 @@ SURROGATES: dict[str, Callable[[Tensor, float], ValueAndSlope]] = {
 
 @dataclass(frozen=True)
 class PairLoss:
-    """A stand-in l(d) for the 0-1 loss of a pair, where d is the score that should be lower minus
-    the other one. With z = d / margin it is
+    """A differentiable stand-in l(d) for the 0-1 loss of a pair.
+
+    d is the score that should be lower minus the other one. With z = d / margin the choices are
 
     | surrogate | l(d) |
     |---|---|
     | `"squared_hinge"` | [1 + z]_+^2 |
     | `"logistic"` | log2(1 + exp(z)) |
 
-    Neither falls, and both are 1 at d = 0. Called with differences, it returns l(d) and l'(d).
+    Both are non-decreasing, and 1 at d = 0. Called with differences, it returns l(d) and l'(d).
     """
 
     surrogate: str = "squared_hinge"

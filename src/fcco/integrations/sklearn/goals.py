@@ -316,7 +316,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class ClassifierReport:
-    """What was asked for and what was measured; printed, a table of the groups.
+    """The limits and what was measured; `print` shows a table of the groups.
 
     Attributes:
         name: of the figure that was asked for, such as "gap".
