@@ -406,7 +406,7 @@ def test_groups_that_are_learnt_by_heart() -> None:
     for samples, found in ((5, False), (1000, True)):
         means = fcco.group_mean(torch.full((samples,), 2.0), torch.full((samples,), 1))
         assert ("overfitted" in kinds(dro.report(held_out=means))) == found
-    # A group that came three times is not known by heart.
+    # A group that came three times is not overfitted yet.
     early = trained(torch.tensor([0.02, 1.0, 0.5, 0.02]), steps=3)
     assert kinds(early.report(held_out=apart)) == []
 

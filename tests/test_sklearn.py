@@ -271,7 +271,7 @@ def test_the_wide_part_starts_as_a_logistic_regression():
 
 @pytest.mark.parametrize("worst", [False, True])
 def test_values_of_rows_set_apart_and_gradients_of_the_rest(worst):
-    """A network that can learn its rows by heart: what is tracked is what holds on new rows."""
+    """A network that overfits its rows: what is tracked is what holds on new rows."""
     random = np.random.default_rng(0)
     X, group = random.normal(size=(1200, 60)), np.arange(1200) % 3
     y = random.random(1200) < 0.5

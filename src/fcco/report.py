@@ -565,7 +565,7 @@ def _overfitted(facts: _Facts) -> _Found:
     columns = facts.rows, facts.errors, estimate.visits.tolist(), facts.held_out
     for row, error, visits, (loss, samples) in zip(*columns, strict=True):
         by_chance = math.hypot(error, 2 * (abs(row.value) + 2 * error) / samples**0.5)
-        # A group that came a few times is not known by heart, and the error not known well.
+        # A group that came a few times is not overfitted yet, and its error is not known well.
         if visits >= 10 and loss - row.value > max(facts.far * by_chance, abs(row.value) / 2):
             found.append((loss - row.value, loss, row))
     found.sort(key=lambda each: each[0], reverse=True)
@@ -655,7 +655,7 @@ _TESTS: tuple[tuple[str, Callable[[_Facts], _Found], str, str], ...] = (
         "overfitted", _overfitted,
         "The held-out losses are far above those in training of {names}: {loss:.3g} against "
         "{trained:.3g}.",
-        "These groups are learnt by heart, and their weights are too small: regularise, stop "
+        "These groups are overfitted, and their weights are too small: regularise, stop "
         "earlier, or join small groups.",
     ),
     (
