@@ -310,30 +310,16 @@ def continual_short() -> list[list[str]]:
 
 
 def fleets(device: str) -> list[list[str]]:
-    """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
-    kind = "cpu" if device == "cpu" else "cuda"
-    found = [r for r in publish.table(f"fleet-speed-{device}")["results"] if r["device"] == kind]
-
-    def speed(own: dict[str, Any], name: str) -> str:
-        return f"{own[name]['runs_per_second']:.4g}"
-
-    if kind == "cuda":
-        names = ["sequential", "traced", "graph"]
-        rows = [["runs", *(f"{n}, runs/s" for n in names), "graph, times sequential"]]
-        for each in (result for result in found if result["method"] == "alexr2"):
-            own = each["rows"]
-            cells = [
-                *(speed(own, name) for name in names),
-                f"{own['graph']['over_sequential']:,.0f}",
-            ]
-            rows.append([f"{each['runs']:,}", *cells])
-        return rows
-    modes = ["processes", "eager", "traced"]
-    rows = [["method", "runs", "sequential, runs/s", *modes]]
+    """Fleets in the mode of a device beside runs one after another, as `benchmarks.fleet` measured."""
+    kind, mode = ("cpu", "traced") if device == "cpu" else ("cuda", "graph")
+    found = publish.table(f"fleet-speed-{device}")["results"]
+    rows = [["runs", "one after another, runs/s", "fleet, runs/s", "times as fast"]]
     for each in found:
-        own = each["rows"]
-        shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in modes)
-        rows.append([each["method"], f"{each['runs']:,}", speed(own, "sequential"), *shown])
+        if (each["device"], each["method"]) == (kind, "alexr2"):
+            alone, fleet = each["rows"]["sequential"], each["rows"][mode]
+            speeds = [f"{own['runs_per_second']:.4g}" for own in (alone, fleet)]
+            times = fleet["over_sequential"]
+            rows.append([f"{each['runs']:,}", *speeds, f"{times:,.{1 if times < 10 else 0}f}"])
     return rows
 
 
