@@ -18,7 +18,6 @@ __all__ = ["Docstrings", "to_markdown"]
 PAGES = {
     "concepts/mathematics": "Mathematics",
     "concepts/automatic-settings": "Automatic settings",
-    "recipes/how-to-choose": "How to choose",
 }
 
 _SEGMENT = re.compile(
