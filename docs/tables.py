@@ -307,7 +307,7 @@ def continual_short() -> list[list[str]]:
 
 
 def fleets(device: str) -> list[list[str]]:
-    """Fleets in the mode of a device beside runs one after another, as `benchmarks.fleet` measured."""
+    """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
     kind, mode = ("cpu", "traced") if device == "cpu" else ("cuda", "graph")
     found = publish.table(f"fleet-speed-{device}")["results"]
     rows = [["runs", "one after another, runs/s", "fleet, runs/s", "times as fast"]]
