@@ -24,7 +24,6 @@ API = Path(__file__).parent / "reference" / "api"
 PAGES = {
     "research/details/mathematics": "Mathematics",
     "concepts/automatic-settings": "Automatic settings",
-    "recipes/how-to-choose": "How to choose",
 }
 
 _SEGMENT = re.compile(

@@ -56,17 +56,14 @@ def steps(device: str) -> dict[str, dict[str, Any]]:
 
 
 def processes() -> list[list[str]]:
-    """What an objective adds to a step of DDP, as `benchmarks.processes` measured it."""
+    """What objectives add to a step of DDP, as `benchmarks.processes` measured it."""
     found = json.loads((DOCS / "results/step-cost/processes.json").read_text())["rows"]
-    names = {"mean": "mean of the losses", "groups": "`CVaRGroupDRO`", "limits": "`constrained`"}
-    head = ["processes", "objective", "messages a step", "bytes sent by each", "state, bytes"]
-    rows = [[*head, "step, ms", "added, ms"]]
-    plain = {r["processes"]: r["milliseconds"] for r in found if r["objective"] == "mean"}
-    for each in found:
-        took, size = each["milliseconds"], each["processes"]
-        counts = [f"{each[key]:,}" for key in ("messages", "bytes", "state")]
-        added = f"{took - plain[size]:.2f}" if each["objective"] != "mean" else ""
-        rows.append([str(size), names[each["objective"]], *counts, f"{took:.2f}", added])
+    took = {(each["processes"], each["objective"]): each["milliseconds"] for each in found}
+    rows = [["processes", "mean loss, ms", "`CVaRGroupDRO` adds, ms", "`constrained` adds, ms"]]
+    for number in sorted({number for number, _ in took}):
+        plain = took[number, "mean"]
+        added = [f"{took[number, name] - plain:.2f}" for name in ("groups", "limits")]
+        rows.append([str(number), f"{plain:.2f}", *added])
     return rows
 
 
@@ -311,29 +308,15 @@ def continual_short() -> list[list[str]]:
 
 def fleets(device: str) -> list[list[str]]:
     """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
-    kind = "cpu" if device == "cpu" else "cuda"
-    found = [r for r in publish.table(f"fleet-speed-{device}")["results"] if r["device"] == kind]
-
-    def speed(own: dict[str, Any], name: str) -> str:
-        return f"{own[name]['runs_per_second']:.4g}"
-
-    if kind == "cuda":
-        names = ["sequential", "traced", "graph"]
-        rows = [["runs", *(f"{n}, runs/s" for n in names), "graph, times sequential"]]
-        for each in (result for result in found if result["method"] == "alexr2"):
-            own = each["rows"]
-            cells = [
-                *(speed(own, name) for name in names),
-                f"{own['graph']['over_sequential']:,.0f}",
-            ]
-            rows.append([f"{each['runs']:,}", *cells])
-        return rows
-    modes = ["processes", "eager", "traced"]
-    rows = [["method", "runs", "sequential, runs/s", *modes]]
+    kind, mode = ("cpu", "traced") if device == "cpu" else ("cuda", "graph")
+    found = publish.table(f"fleet-speed-{device}")["results"]
+    rows = [["runs", "one after another, runs/s", "fleet, runs/s", "times as fast"]]
     for each in found:
-        own = each["rows"]
-        shown = (f"{own[k]['over_sequential']:.2f}" if k in own else "–" for k in modes)
-        rows.append([each["method"], f"{each['runs']:,}", speed(own, "sequential"), *shown])
+        if (each["device"], each["method"]) == (kind, "alexr2"):
+            alone, fleet = each["rows"]["sequential"], each["rows"][mode]
+            speeds = [f"{own['runs_per_second']:.4g}" for own in (alone, fleet)]
+            times = fleet["over_sequential"]
+            rows.append([f"{each['runs']:,}", *speeds, f"{times:,.{1 if times < 10 else 0}f}"])
     return rows
 
 

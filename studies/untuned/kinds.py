@@ -106,7 +106,7 @@ def seeded() -> torch.Generator:
 
 
 class Rates(Stated):
-    """Problem of docs/recipes/constraints.md: mean predictions of two groups, at most 0.05 apart.
+    """Mean predictions of two groups, at most 0.05 apart.
 
     Batches have as many rows of each group, so that a small one has both.
     """

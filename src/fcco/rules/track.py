@@ -201,8 +201,8 @@ def value_of(value: Tensor, gradient_of: Tensor) -> Tensor:
 def theory_correction(gamma: Number, num_inner: int, blocks: Number) -> Number:
     r"""MSVR's correction weight, gamma' = (n - B1) / (B1 (1 - gamma)) + (1 - gamma).
 
-    Above 1 as soon as fewer than half of the blocks are sampled; see docs/recipes/how-to-choose.md
-    before using it on a deep network.
+    Above 1 as soon as fewer than half of the blocks are sampled. It multiplies every change of a
+    value, noise included, so it wants tiny learning rates: on a deep network use "auto" or none.
 
     Example:
         >>> round(theory_correction(0.1, num_inner=30, blocks=8), 2)
