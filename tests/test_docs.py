@@ -240,7 +240,10 @@ def test_relative_links(path: Path):
 def test_the_menu_names_every_page_by_its_heading():
     menu = re.findall(r"^ +- (.+): (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = {str(p.relative_to(DOCS)): p.read_text().split("\n")[0] for p in DOCS.rglob("*.md")}
-    assert {page: f"# {name}" for name, page in menu} == {**pages, "index.md": "# Home"}
+    named = {page: f"# {name}" for name, page in menu}
+    outside = {page for page in pages if page.startswith("research/details/")} - set(named)
+    wanted = {page: heading for page, heading in pages.items() if page not in outside}
+    assert named == {**wanted, "index.md": "# Home"}
     assert len({name for name, _ in menu}) == len(menu), "two pages of one name"
 
 
