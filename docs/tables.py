@@ -18,8 +18,8 @@ from typing import Any
 
 from fcco_experiments import sweep
 
-from fcco.methods import table
 from docs import paper
+from fcco.methods import table
 from studies import afrisenti, many_groups, publish, small_batches
 from studies.convergence import __main__ as convergence
 from studies.estimators import __main__ as estimators
@@ -279,11 +279,9 @@ def continual_short(form: str = ".1f") -> list[list[str]]:
     columns = {title: f"{key} {form}" for title, key in keys.items()}
     rows: list[list[str]] = []
     for images, (setting, end, methods) in blocks.items():
-        counts = tried(f"continual-weather-{setting}-sweep")
         sides = {t: compare(f"continual-{d}-{setting}") for d, t in DATA["continual"].items()}
-        names = {m + end: [m, images, counts.get(m + end, "-")] for m in methods}
-        head = ["method", "images", "settings tried"]
-        found = beside(columns, sides, names, head, scale=100)
+        names = {m + end: [m, images] for m in methods}
+        found = beside(columns, sides, names, ["method", "images"], scale=100)
         rows = rows + found[1:] if rows else found
     return rows
 
@@ -321,8 +319,7 @@ def untuned_short() -> list[list[str]]:
     """Ours without a setting, the defaults of peers, and the best of each library, tuned."""
     kept = ("Cooper simultaneous", "Cooper augmented", "HCT nuPI", "HCT PBM", "HCT SSG")
     rows = _beside({"fcco": "**fcco, no setting**", **{name: name for name in kept}})
-    rows = [*rows, *_beside({"tuned": "best of all, tuned"})[1:]]
-    return rows
+    return [*rows, *_beside({"tuned": "best of all, tuned"})[1:]]
 
 
 def untuned_peers() -> list[list[str]]:
@@ -396,6 +393,11 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     ),
     "fairness-short": fairness_short,
     "continual": lambda data: compared(LEARNED, f"continual-{data}"),
+    "continual-rho": lambda: compared(
+        {"gain, training": "train_target_gain ±3", "gain, test": "test_target_gain ±3",
+         "lost, test": "test_forgetting ±3", "kept, training": "train_kept .2f"},
+        "continual-weather-rho", first="penalty",
+    ),
     "continual-short": continual_short,
     "continual-unseen": lambda: continual_short("±1"),
     "group-dro-ablation": lambda data, name: compared(

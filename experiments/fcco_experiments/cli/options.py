@@ -144,10 +144,8 @@ _OPTIONS: list[click.Parameter] = [
             help="Of weights and batches; 0 unless given."),
     _Option(["--grid"], metavar="NAME",
             help="{grids}; or a YAML file; or --grid.METHOD.KEY '[0.1, 0.01]'."),
-    _Option(
-        ["--limit"], metavar="N", type=click.IntRange(min=0),
-        help="Settings of each method; 0: all of the grid.",
-    ),  # fmt: skip
+    _Option(["--limit"], metavar="N", type=click.IntRange(min=0),
+            help="Settings of each method; 0: all of the grid."),
     _Option(["--methods"], metavar="A,B,..", type=split, help="Only these methods."),
     _Option(["--seeds"], metavar="0,1,..", type=_seeds,
             help="A run of each method for each; those of the config or grid."),
