@@ -74,12 +74,12 @@ def drawn(stem: str, data: dict[str, str], names: tuple[str, ...], keys: dict[st
             top = 1 - (30 + high * row) / height
             figure.text(0.03, top, title, va="center", fontweight="bold")
             entries = [(label(name, own), colour(name)) for name, own in lines.items()]
-            gap = 0.25 if len(entries) > 3 else 0.32
+            gap = 0.265 if len(entries) > 3 else 0.32
             places = tuple(0.02 + gap * k for k in range(len(entries)))
             legend(figure, entries, top - 30 / height, places)
             for column, (key, name_of) in enumerate(keys.items()):
-                left, low = 0.09 + 0.49 * column, top - (high - 56) / height
-                axes = figure.add_axes((left, low, 0.4, (high - 140) / height))
+                left, low = 0.09 + 0.49 * column, top - (high - 72) / height
+                axes = figure.add_axes((left, low, 0.4, (high - 156) / height))
                 card.quiet(axes, 12)
                 axes.set_title(name_of, loc="left", fontsize=13, color=INK)
                 for name, own in lines.items():
