@@ -114,10 +114,10 @@ def theory() -> Rows:
          "measured"],
         ["Lipschitz in mean (MLC0)", "–", "needed by `correction=\"theory\"` alone (E5)",
          "assumed", "cannot be checked from finitely many points"],
-        ["Smallest eigenvalue (LBSV), Table 6", "`fcco.diagnostics.eigenvalues`",
+        ["Smallest eigenvalue (LBSV), Table 6", "`diagnostics.eigenvalues`",
          f"SONEX: {eigenvalues('sonex')}; automatic, which failed on CelebA: "
          f"{eigenvalues('automatic')}", "0.02 to 0.03; 0.27 to 0.90", "holds where training does"],
-        ["Smallest singular value of constraints", "`fcco.diagnostics.constraint_condition`",
+        ["Smallest singular value of constraints", "`diagnostics.constraint_condition`",
          f"Adult, all constraints: at most {max(m[eigen]['mean'] for m in adult.values()):.1e}; "
          f"the violated ones: {ends(adult, singular, '.2f', adult)}", "assumed for all",
          "does not hold; holds for the violated ones, which the proof uses"],
@@ -132,7 +132,7 @@ def theory() -> Rows:
          "[settings](../concepts/mathematics.md#settings-of-the-theorems)",
          "orders kept (E4, E9, E10, E12 to E14); accuracy 0.1 on a toy asks for $10^8$ steps",
          "$\\epsilon^{-5}$", "cannot be run"],
-        ["KKT points, both propositions and the theorem", "`fcco.diagnostics.kkt`",
+        ["KKT points, both propositions and the theorem", "`diagnostics.kkt`",
          "the violation left follows its [law](../concepts/laws.md)",
          "penalty above $m(C_g+1)/\\delta$: enough, not needed (E27)", "holds"],
     ]]  # fmt: skip
