@@ -18,10 +18,9 @@ from typing import Any
 
 from fcco_experiments import sweep
 
+from docs import paper
 from fcco.methods import table
-from studies import afrisenti, frontier, many_groups, no_regressions, publish, small_batches
-from studies.constrained import report
-from studies.constrained import report as constrained
+from studies import afrisenti, many_groups, no_regressions, publish, small_batches
 from studies.convergence import __main__ as convergence
 from studies.estimators import __main__ as estimators
 from studies.group_dro import report as group_dro
@@ -251,17 +250,9 @@ def fairness_short() -> list[list[str]]:
         title: compare(f"fairness-{data}", f"fairness-{data}-automatic")
         for data, title in DATA["fairness"].items()
     }
-    columns = {"AUC": "test_auc ±4", "gap": "test_gap ±3", "excess": "train_violation ±4"}
+    columns = {"AUC": "test_auc .4f", "gap": "test_gap .3f", "excess": "train_violation .4f"}
     names = {name: [name, counts.get(name, "-")] for name in own}
     return beside(columns, sides, names, ["method", "settings tried"])
-
-
-def fairness_appendix() -> list[list[str]]:
-    """The appendix's grids, judged as the others are."""
-    sides = {t: compare(f"fairness-{d}-appendix") for d, t in DATA["fairness"].items()}
-    names = {name: [name] for name in ("alexr2", "sonex", "sox", "sonx", "icppac")}
-    columns = {"test AUC": "test_auc ±4", "test gap": "test_gap ±3"}
-    return beside(columns, sides, names, ["method"])
 
 
 LEARNED = {
@@ -272,19 +263,7 @@ LEARNED = {
 }  # fmt: skip
 
 
-def continual_rho() -> list[list[str]]:
-    """Every penalty by itself."""
-    sides = {t: compare(f"continual-{d}-rho") for d, t in DATA["continual"].items()}
-    names = {
-        f"{method}-{rho}": [f"{method} {rho}"]
-        for method, every in {"sonex": "0.01 0.1 1 10 80", "sox": "1 10 50 200 800"}.items()
-        for rho in every.split()
-    }
-    columns = {"gain, test": "test_target_gain ±3", "forgetting, test": "test_forgetting ±3"}
-    return beside(columns, sides, names, ["penalty rho"])
-
-
-def continual_short() -> list[list[str]]:
+def continual_short(form: str = ".1f") -> list[list[str]]:
     """In percent, by the images that the constraints use."""
     penalties = ("automatic", "sonex", "sox")
     blocks = {  # the setting, the end of a method's name, its methods
@@ -293,30 +272,14 @@ def continual_short() -> list[list[str]]:
         "split": ("held-out", "-split", penalties),
         "-": ("seen", "", ("finetune",)),
     }
-    columns = {"gain": "test_target_gain ±1", "lost": "test_forgetting ±1",
-               "all classes": "test_accuracy ±1"}  # fmt: skip
+    keys = {"gain": "test_target_gain", "lost": "test_forgetting", "all classes": "test_accuracy"}
+    columns = {title: f"{key} {form}" for title, key in keys.items()}
     rows: list[list[str]] = []
     for images, (setting, end, methods) in blocks.items():
-        counts = tried(f"continual-weather-{setting}-sweep")
         sides = {t: compare(f"continual-{d}-{setting}") for d, t in DATA["continual"].items()}
-        names = {m + end: [m, images, counts.get(m + end, "-")] for m in methods}
-        head = ["method", "images", "settings tried"]
-        found = beside(columns, sides, names, head, scale=100)
+        names = {m + end: [m, images] for m in methods}
+        found = beside(columns, sides, names, ["method", "images"], scale=100)
         rows = rows + found[1:] if rows else found
-    return rows
-
-
-def fleets(device: str) -> list[list[str]]:
-    """Fleets beside runs one after another, as `benchmarks.fleet` measured them."""
-    kind, mode = ("cpu", "traced") if device == "cpu" else ("cuda", "graph")
-    found = publish.table(f"fleet-speed-{device}")["results"]
-    rows = [["runs", "one after another, runs/s", "fleet, runs/s", "times as fast"]]
-    for each in found:
-        if (each["device"], each["method"]) == (kind, "alexr2"):
-            alone, fleet = each["rows"]["sequential"], each["rows"][mode]
-            speeds = [f"{own['runs_per_second']:.4g}" for own in (alone, fleet)]
-            times = fleet["over_sequential"]
-            rows.append([f"{each['runs']:,}", *speeds, f"{times:,.{1 if times < 10 else 0}f}"])
     return rows
 
 
@@ -353,11 +316,7 @@ def untuned_short() -> list[list[str]]:
     """Ours without a setting, the defaults of peers, and the best of each library, tuned."""
     kept = ("Cooper simultaneous", "Cooper augmented", "HCT nuPI", "HCT PBM", "HCT SSG")
     rows = _beside({"fcco": "**fcco, no setting**", **{name: name for name in kept}})
-    problems = publish.table("constrained")["problems"].values()
-    columns = [report.families(each["methods"]) for each in problems]
-    rows.append(["*tuned: objective at a violation of 0.01*", *[""] * len(_SIDE_BY_SIDE)])
-    libraries = zip(("fcco", "Cooper", "HCT"), *columns, strict=True)
-    return [*rows, *([f"best of {library}", *cells, ""] for library, *cells in libraries)]
+    return [*rows, *_beside({"tuned": "best of all, tuned"})[1:]]
 
 
 def untuned_peers() -> list[list[str]]:
@@ -393,19 +352,17 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "settings-networks": settings_networks,
     "settings-shape": settings_shape,
     "settings-width": settings_width,
+    "paper-theory": paper.theory,
+    "paper-experiments": paper.experiments,
     "processes": processes,
     "step-cost": step_cost,
     "step-cost-cpu": step_cost_cpu,
     "step-cost-gpu": step_cost_gpu,
-    "constrained": lambda problem: constrained.table(
-        publish.table("constrained")["problems"][problem]["methods"]
-    ),
     "convergence": lambda output: convergence.relative(publish.table("convergence"), output),
     "estimators": lambda: estimators.summary(estimators.published()),
     "estimators-short": lambda: estimators.summary(
         estimators.published(), "ours", *(n for n in estimators.RIVALS if n != "GridSearch")
     ),
-    "frontier": frontier.table,
     "group-dro-networks": group_dro.networks,
     "group-dro-networks-short": group_dro.networks_short,
     "group-dro-heads": group_dro.heads,
@@ -426,19 +383,21 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "fairness-paper": lambda data: compared(
         WORST | {"gap": "train_gap ±3"} | INSIDE, f"fairness-{data}-paper"
     ),
-    "fairness-update": lambda: compared(WORST | INSIDE, "fairness-adult-update", first="variant"),
     "fairness-residuals": lambda: compared(
         {"stationarity": "kkt_stationarity ±3",
          "with the best multipliers": "kkt_best_stationarity ±3",
          "least singular value": "singular_value_violated ±3"},
         "fairness-adult-automatic", "fairness-adult",
     ),
-    "fairness-appendix": fairness_appendix,
     "fairness-short": fairness_short,
     "continual": lambda data: compared(LEARNED, f"continual-{data}"),
-    "continual-rho": continual_rho,
+    "continual-rho": lambda: compared(
+        {"gain, training": "train_target_gain ±3", "gain, test": "test_target_gain ±3",
+         "lost, test": "test_forgetting ±3", "kept, training": "train_kept .2f"},
+        "continual-weather-rho", first="penalty",
+    ),
     "continual-short": continual_short,
-    "fleets": fleets,
+    "continual-unseen": lambda: continual_short("±1"),
     "group-dro-ablation": lambda data, name: compared(
         {"train CVaR": "train_cvar ±3", "test CVaR": "test_cvar ±3",
          "tracking error": "tracking_error ±3"},

@@ -20,21 +20,8 @@ def test_tables_are_those_of_the_registry_and_of_published_runs(page):
     assert tables.renewed(text) == text, "run `python -m docs.tables`"
 
 
-# From before results named their commit, or of a checkout with changes. Each is made anew or
-# dropped sooner or later; none may be added.
-UNTRACED = {
-    "constrained", "convergence", "demo", "fleet-speed-cpu",
-    "fleet-speed-h200",
-    "continual-bdd100k-subset", "continual-weather-finetune", "continual-weather-held-out",
-    *(f"continual-{data}-rho" for data in ("bdd100k-subset", "weather")),
-    *(f"fairness-{d}-{k}" for d in ("adult", "compas") for k in ("appendix", "frontier", "paper")),
-    *(f"fairness-adult-{name}" for name in ("beta", "theta", "update")),
-    *(
-        f"group-dro-{data}-{name}"
-        for data in ("amazon", "celeba")
-        for name in ("beta", "correction", "smoothing", "update")
-    ),
-}  # fmt: skip
+# The recording of the demo holds screens alone.
+UNTRACED = {"demo"}
 
 
 def is_clean(path: Path) -> bool:

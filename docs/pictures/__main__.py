@@ -8,7 +8,7 @@ import sys
 
 NAMES = (
     "idea", "groups", "recording", "tree", "races", "rivals", "worst_groups", "results_fairness",
-    "results_continual", "no_regressions",
+    "results_continual", "no_regressions", "paper_figures",
 )  # fmt: skip
 
 

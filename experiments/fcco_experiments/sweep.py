@@ -99,7 +99,7 @@ def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:
 def settings_of(
     grid: Grid, config: Experiment, *, limit: int | None = None, source: str = "grid"
 ) -> list[Setting]:
-    """All points of a grid, or `limit` of each method, which wins over the limits of the grid.
+    """All points of a grid, or `limit` (0: all) of each method, which wins over that of the grid.
 
     `config` has the methods that have no base in the grid.
     """
@@ -130,7 +130,7 @@ def settings_of(
 
 
 def spread(grid: Mapping[str, Sequence[Any]], limit: int | None) -> list[Values]:
-    """The points of a grid in order, or `limit` of them that show each value equally often.
+    """The points of a grid in order, or `limit` (0: all) of them, each value equally often.
 
     Each key gets its values in turn, shuffled with a fixed seed; points that come twice are
     replaced by others. The choice depends on the grid alone.
@@ -140,10 +140,12 @@ def spread(grid: Mapping[str, Sequence[Any]], limit: int | None) -> list[Values]
         [{'lr': 0.1, 'beta': 0.1}, {'lr': 0.1, 'beta': 0.5}]
         >>> spread({"lr": [0.1, 0.01], "beta": [0.1, 0.5]}, 2)
         [{'lr': 0.1, 'beta': 0.1}, {'lr': 0.01, 'beta': 0.5}]
+        >>> len(spread({"lr": [0.1, 0.01], "beta": [0.1, 0.5]}, 0))
+        4
     """
     sizes = [len(values) for values in grid.values()]
     total = math.prod(sizes)
-    if limit is None or limit >= total:
+    if not limit or limit >= total:
         return [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
     random = np.random.default_rng(0)
     columns = [random.permutation(np.arange(limit) % size) for size in sizes]

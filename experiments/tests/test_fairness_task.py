@@ -32,7 +32,6 @@ SWEEPS = [
     for setting, kind, grid in (
         ("", "full", "full"),
         ("-paper", "paper", "paper"),
-        ("-appendix", "appendix", "paper"),
     )
 ]
 

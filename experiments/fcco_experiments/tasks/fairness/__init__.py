@@ -1,4 +1,4 @@
-"""AUC maximisation under ROC fairness constraints, the paper's second experiment."""
+"""AUC maximisation under ROC fairness constraints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group DRO with CVaR, the paper's first experiment: images, texts and vectors in groups."""
+"""Group DRO with CVaR: images, texts and vectors in groups."""
 
 from __future__ import annotations
 
