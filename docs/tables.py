@@ -19,7 +19,7 @@ from typing import Any
 from fcco_experiments import sweep
 
 from fcco.methods import table
-from studies import afrisenti, frontier, many_groups, publish, small_batches
+from studies import afrisenti, demo, frontier, many_groups, publish, small_batches
 from studies.constrained import report
 from studies.constrained import report as constrained
 from studies.convergence import __main__ as convergence
@@ -432,6 +432,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
         identities.published("end to end"), "AUC", "TPR", "largest excess", "within", "proved"
     ),
     "identities-groups": lambda: identities.by_group(identities.published("end to end")),
+    "demo": demo.table,
     "many-groups": many_groups.table,
     "afrisenti": afrisenti.published,
     "fairness": lambda data: compared(

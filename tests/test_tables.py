@@ -23,7 +23,7 @@ def test_tables_are_those_of_the_registry_and_of_published_runs(page):
 # From before results named their commit, or of a checkout with changes. Each is made anew or
 # dropped sooner or later; none may be added.
 UNTRACED = {
-    "constrained", "convergence", "demo", "fleet-speed-cpu",
+    "constrained", "convergence", "fleet-speed-cpu",
     "fleet-speed-h200",
     "continual-bdd100k-subset", "continual-weather-finetune", "continual-weather-held-out",
     *(f"continual-{data}-rho" for data in ("bdd100k-subset", "weather")),
