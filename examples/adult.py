@@ -211,7 +211,7 @@ def verdicts(runs: Runs) -> list[str]:
     excess = abs(after) - LIMIT
     told = "within the limit" if excess < 0 else "above the limit"
     if abs(excess) < 2 * error:
-        told += ", but too close to it to be sure: there are few such women among the test rows"
+        told += ", though these rows have too few such women to be sure"
     cost = paired(test(MEAN, "accuracy"), test(LIMITED, "accuracy"))
     first = (
         f"Trained on the mean loss, the model finds {women:.0%} of the women above 50K and "
@@ -224,15 +224,14 @@ def verdicts(runs: Runs) -> list[str]:
     for name in (BALANCED_MEAN, BY_HAND):
         gain = paired(test(name, "worst"), test(OURS, "worst"))
         word = "lower" if gain.mean > 0 else "higher"
-        unsure = "" if gain.decided else ", which other seeds may turn round"
-        compared.append(
-            f"{abs(gain.mean):.3f} ± {gain.high - gain.mean:.3f} {word} than {name}{unsure}"
-        )
+        sure = "" if gain.decided else " (which other seeds may reverse)"
+        reach = gain.high - gain.mean
+        compared.append(f"{abs(gain.mean):.3f} ± {reach:.3f} {word} than with {name}{sure}")
     second = (
         f"The loss of the worst {WORST} groups is {fmean(test(MEAN, 'worst')):.2f} after training "
-        f"on the mean loss, and {fmean(test(BALANCED_MEAN, 'worst')):.3f} with balanced "
-        f"batches, which do most of what helps. With fcco it is {' and '.join(compared)} "
-        "(95 % intervals over seeds)."
+        f"on the mean loss. Balanced batches do most of what helps: with them it is "
+        f"{fmean(test(BALANCED_MEAN, 'worst')):.3f}. With fcco it is {' and '.join(compared)}; "
+        "95 % intervals over seeds."
     )
     return [first, second]
 
@@ -244,6 +243,7 @@ def tables(runs: Runs) -> list[list[list[str]]]:
         cells = []
         for part, key in (column.split(maxsplit=1) for column in columns):
             average, deviation = spread(run[key] for run in runs[name][part])
+            average = round(average, 3) + 0.0  # not -0.000
             cells.append(f"{average:{'+' * (key == 'gap')}.3f} ± {deviation:.3f}")
         return [name, *cells]
 

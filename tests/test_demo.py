@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 pytest.importorskip("fcco_experiments")
 
 from examples import adult
+from studies import demo
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,3 +85,8 @@ def test_the_command_of_the_makefile(monkeypatch, tmp_path, capsys) -> None:
     assert all(name in printed and name in page for name in runs)
     assert page.count("<svg") == 3 and "$" not in page
     assert not re.search(r"(src|href)=.https?:|@import|url\(http", page)  # nothing from a network
+
+
+def test_the_readme_has_the_verdicts_of_the_published_run() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert all(sentence in readme for sentence in adult.verdicts(demo.published()))
