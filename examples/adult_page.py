@@ -93,7 +93,7 @@ def page(
             drawn.append(element(figure, f"roc-{len(drawn)}"))
     methods = [row[0] for row in tables[1][1:]]
     accuracies = by_group(runs, methods)
-    with canvas(7, 3.2) as (figure, axes):
+    with canvas(5, 3) as (figure, axes):
         groups(axes, accuracies, 10, methods[-1])
         drawn.append(element(figure, "groups"))
     every = [["accuracy of each group", *methods]]
