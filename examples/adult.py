@@ -22,20 +22,30 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 from fcco_experiments import data
-from fcco_experiments.stats import paired, spread
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import fcco
-from examples.adult_page import page
+from examples.adult_page import (
+    BALANCED_MEAN,
+    BY_HAND,
+    LIMIT,
+    LIMITED,
+    MEAN,
+    OURS,
+    WORST,
+    Runs,
+    page,
+    tables,
+    verdicts,
+)
 
-RATE, EPOCHS, BATCH, LIMIT, WORST = 0.003, 10, 512, 0.02, 2
+RATE, EPOCHS, BATCH = 0.003, 10, 512
 GROUPS = [
     f"{married} {sex}, {income}"
     for sex in ("women", "men")
@@ -119,8 +129,6 @@ def group_dro(model: nn.Module, optimizer: torch.optim.Optimizer) -> Loss:
     return loss
 
 
-MEAN, LIMITED = "mean loss", "fcco.constrained"
-BALANCED_MEAN, BY_HAND, OURS = "balanced batches", "group DRO by hand", "fcco.CVaRGroupDRO"
 LIMITS: dict[str, Callable[..., Loss]] = {
     MEAN: mean,
     **{f"penalty by hand, weight {weight:g}": penalty(weight) for weight in (0.1, 1, 10)},
@@ -194,82 +202,20 @@ def above(scores: Tensor, thresholds: Tensor) -> Tensor:
     return 1 - place.float() / len(scores)
 
 
-Runs = dict[str, dict[str, list[dict[str, Any]]]]  # by method, then "train" or "test", by seed
-
-
-def verdicts(runs: Runs) -> list[str]:
-    """What the figures say, and what they cannot."""
-
-    def test(name: str, key: str) -> list[float]:
-        return [run[key] for run in runs[name]["test"]]
-
-    women, men = (fmean(run["rates"][n][1] for run in runs[MEAN]["test"]) for n in ("women", "men"))
-    training = [run["gap"] for run in runs[LIMITED]["train"]]
-    kept = sum(abs(value) <= LIMIT for value in training)
-    after, deviation = spread(test(LIMITED, "gap"))
-    error = math.hypot(fmean(test(LIMITED, "error")), deviation / math.sqrt(len(training)))
-    excess = abs(after) - LIMIT
-    told = "within the limit" if excess < 0 else "above the limit"
-    if abs(excess) < 2 * error:
-        told += ", though these rows have too few such women to be sure"
-    cost = paired(test(MEAN, "accuracy"), test(LIMITED, "accuracy"))
-    first = (
-        f"Trained on the mean loss, the model finds {women:.0%} of the women above 50K and "
-        f"{men:.0%} of the men. With a limit of {LIMIT:g} on that gap, it is "
-        f"{fmean(training):+.3f} on training rows (kept in {kept} of {len(training)} runs), and "
-        f"{after:+.3f} ± {error:.3f} instead of {fmean(test(MEAN, 'gap')):+.3f} on test rows: "
-        f"{told}. It costs {100 * cost.mean:.1f} points of accuracy."
-    )
-    compared = []
-    for name in (BALANCED_MEAN, BY_HAND):
-        gain = paired(test(name, "worst"), test(OURS, "worst"))
-        word = "lower" if gain.mean > 0 else "higher"
-        sure = "" if gain.decided else " (which other seeds may reverse)"
-        reach = gain.high - gain.mean
-        compared.append(f"{abs(gain.mean):.3f} ± {reach:.3f} {word} than with {name}{sure}")
-    second = (
-        f"The loss of the worst {WORST} groups is {fmean(test(MEAN, 'worst')):.2f} after training "
-        f"on the mean loss. Balanced batches do most of what helps: with them it is "
-        f"{fmean(test(BALANCED_MEAN, 'worst')):.3f}. With fcco it is {' and '.join(compared)}; "
-        "95 % intervals over seeds."
-    )
-    return [first, second]
-
-
-def tables(runs: Runs) -> list[list[list[str]]]:
-    """The limit, and the worst groups: means and standard deviations over seeds."""
-
-    def row(name: str, *columns: str) -> list[str]:
-        cells = []
-        for part, key in (column.split(maxsplit=1) for column in columns):
-            average, deviation = spread(run[key] for run in runs[name][part])
-            average = round(average, 3) + 0.0  # not -0.000
-            cells.append(f"{average:{'+' * (key == 'gap')}.3f} ± {deviation:.3f}")
-        return [name, *cells]
-
-    keys = ("test accuracy", "train gap", "test gap", "test ROC gap")
-    heads = ["a limit", "accuracy", "gap, training", "gap, test", "ROC gap, test"]
-    limits = [heads, *(row(name, *keys) for name in LIMITS)]
-    keys = ("test accuracy", "train worst", "test worst", "test lowest")
-    heads = [
-        "the worst groups", "accuracy", "worst two, training", "worst two, test", "lowest accuracy",
-    ]  # fmt: skip
-    return [limits, [heads, *(row(name, *keys) for name in (MEAN, *BALANCED))]]
-
-
 def main(
     folder: str | Path = "demo", seeds: Sequence[int] = range(5), epochs: int = EPOCHS
 ) -> Runs:
     torch.set_num_threads(1)  # small matrices: more are slower
-    rows = dict(zip(("train", "test"), load(), strict=True))
+    rows, test = load()
     runs: Runs = {name: {"train": [], "test": []} for name in (*LIMITS, *BALANCED)}
     for seed in seeds:
         for name, own in runs.items():
-            model = train(name, rows["train"], seed, epochs)
-            for part in own:
-                own[part].append(measure(model, rows[part]))
-                if part == "train" or seed != seeds[0]:
-                    del own[part][-1]["curves"]  # one picture is drawn of them
+            model = train(name, rows, seed, epochs)
+            own["train"].append(measure(model, rows))
+            own["test"].append(measure(model, test))
+            del own["train"][-1]["curves"]
+            if seed != seeds[0]:  # one picture is drawn
+                del own["test"][-1]["curves"]
         print(f"seed {seed} done", file=sys.stderr)
     for table in tables(runs):
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]

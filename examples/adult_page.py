@@ -1,7 +1,8 @@
-"""The page of `examples.adult`, demo/report.html: one file for light and dark screens."""
+"""What `examples.adult` says of its runs: sentences, tables, pictures, and the page of them all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -11,13 +12,78 @@ from typing import Any
 
 from fcco_experiments.report.plots import canvas, dress, element
 from fcco_experiments.report.style import COLOURS, TOKENS
+from fcco_experiments.stats import paired, spread
 from matplotlib.axes import Axes
 
 INK, MUTED, GRID, GROUND = (TOKENS[name][0] for name in ("ink", "muted", "grid", "page"))
 TEMPLATE = Path(__file__).with_suffix(".html")
 SEXES = {"women": COLOURS[1][0], "men": COLOURS[0][0]}
 Table = Sequence[Sequence[str]]
-Runs = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]  # by method, part and seed
+Runs = dict[str, dict[str, list[dict[str, Any]]]]  # by method, then "train" or "test", by seed
+LIMIT, WORST = 0.02, 2
+MEAN, LIMITED = "mean loss", "fcco.constrained"
+BALANCED_MEAN, BY_HAND, OURS = "balanced batches", "group DRO by hand", "fcco.CVaRGroupDRO"
+BALANCED = (BALANCED_MEAN, BY_HAND, OURS)
+
+
+def verdicts(runs: Runs) -> list[str]:
+    """What the figures say, and what they cannot."""
+
+    def test(name: str, key: str) -> list[float]:
+        return [run[key] for run in runs[name]["test"]]
+
+    women, men = (fmean(run["rates"][n][1] for run in runs[MEAN]["test"]) for n in ("women", "men"))
+    training = [run["gap"] for run in runs[LIMITED]["train"]]
+    kept = sum(abs(value) <= LIMIT for value in training)
+    after, deviation = spread(test(LIMITED, "gap"))
+    error = math.hypot(fmean(test(LIMITED, "error")), deviation / math.sqrt(len(training)))
+    excess = abs(after) - LIMIT
+    told = "within the limit" if excess < 0 else "above the limit"
+    if abs(excess) < 2 * error:
+        told += ", though these rows have too few such women to be sure"
+    cost = paired(test(MEAN, "accuracy"), test(LIMITED, "accuracy"))
+    first = (
+        f"Trained on the mean loss, the model finds {women:.0%} of the women above 50K and "
+        f"{men:.0%} of the men. With a limit of {LIMIT:g} on that gap, it is "
+        f"{fmean(training):+.3f} on training rows (kept in {kept} of {len(training)} runs), and "
+        f"{after:+.3f} ± {error:.3f} instead of {fmean(test(MEAN, 'gap')):+.3f} on test rows: "
+        f"{told}. It costs {100 * cost.mean:.1f} points of accuracy."
+    )
+    compared = []
+    for name in (BALANCED_MEAN, BY_HAND):
+        gain = paired(test(name, "worst"), test(OURS, "worst"))
+        word = "lower" if gain.mean > 0 else "higher"
+        sure = "" if gain.decided else " (which other seeds may reverse)"
+        reach = gain.high - gain.mean
+        compared.append(f"{abs(gain.mean):.3f} ± {reach:.3f} {word} than with {name}{sure}")
+    second = (
+        f"The loss of the worst {WORST} groups is {fmean(test(MEAN, 'worst')):.2f} after training "
+        f"on the mean loss. Balanced batches do most of what helps: with them it is "
+        f"{fmean(test(BALANCED_MEAN, 'worst')):.3f}. With fcco it is {' and '.join(compared)}; "
+        "95 % intervals over seeds."
+    )
+    return [first, second]
+
+
+def tables(runs: Runs) -> list[list[list[str]]]:
+    """The limit, and the worst groups: means and standard deviations over seeds."""
+
+    def row(name: str, *columns: str) -> list[str]:
+        cells = []
+        for part, key in (column.split(maxsplit=1) for column in columns):
+            average, deviation = spread(run[key] for run in runs[name][part])
+            average = round(average, 3) + 0.0  # not -0.000
+            cells.append(f"{average:{'+' * (key == 'gap')}.3f} ± {deviation:.3f}")
+        return [name, *cells]
+
+    keys = ("test accuracy", "train gap", "test gap", "test ROC gap")
+    heads = ["a limit", "accuracy", "gap, training", "gap, test", "ROC gap, test"]
+    limits = [heads, *(row(name, *keys) for name in runs if name not in BALANCED)]
+    keys = ("test accuracy", "train worst", "test worst", "test lowest")
+    heads = [
+        "the worst groups", "accuracy", "worst two, training", "worst two, test", "lowest accuracy",
+    ]  # fmt: skip
+    return [limits, [heads, *(row(name, *keys) for name in (MEAN, *BALANCED))]]
 
 
 def roc(axes: Axes, run: Mapping[str, Any], title: str, size: float) -> None:

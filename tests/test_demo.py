@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,10 +41,10 @@ def test_figures_of_a_model() -> None:
     recall = [recall_score(y[own], chosen[own]) for own in (woman, ~woman)]
     assert found["gap"] == pytest.approx(recall[0] - recall[1], abs=1e-6)
     assert found["accuracy"] == pytest.approx(accuracy_score(y, chosen))
-    largest = max(
-        ks_2samp(scores[woman & (y == label)], scores[~woman & (y == label)]).statistic
-        for label in (0, 1)
-    )
+    tests: list[Any] = [
+        ks_2samp(scores[woman & (y == label)], scores[~woman & (y == label)]) for label in (0, 1)
+    ]
+    largest = max(each.statistic for each in tests)
     assert found["ROC gap"] == pytest.approx(largest, abs=1e-6)
     chance = 1 / (1 + np.exp(-scores.astype(float)))
     own = [log_loss(y[group == k], chance[group == k], labels=[0, 1]) for k in range(8)]
