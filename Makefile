@@ -23,7 +23,7 @@ EXPERIMENTS = --editable './experiments[all]'
 demo:
 	$(PYTHON) -m venv --clear .venv-demo
 	.venv-demo/bin/python $(PIP_INSTALL) --editable . --editable ./experiments
-	.venv-demo/bin/fcco compare fairness --data adult --quick --out demo/fairness-adult --overwrite
+	.venv-demo/bin/python -m examples.adult
 
 test:
 	$(PYTHON) -m venv --clear .venv-test

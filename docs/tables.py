@@ -20,7 +20,7 @@ from fcco_experiments import sweep
 
 from docs import paper
 from fcco.methods import table
-from studies import afrisenti, many_groups, no_regressions, publish, small_batches
+from studies import afrisenti, demo, many_groups, no_regressions, publish, small_batches
 from studies.convergence import __main__ as convergence
 from studies.estimators import __main__ as estimators
 from studies.group_dro import report as group_dro
@@ -372,6 +372,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
         identities.published("end to end"), "AUC", "TPR", "largest excess", "within", "proved"
     ),
     "identities-groups": lambda: identities.by_group(identities.published("end to end")),
+    "demo": demo.table,
     "many-groups": many_groups.table,
     "no-regressions": no_regressions.published,
     "afrisenti": afrisenti.published,

@@ -16,7 +16,6 @@ import importlib
 import importlib.util
 import io
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -365,21 +364,3 @@ def test_docstring_to_markdown():
     spec.loader.exec_module(hooks)
     for case, (before, after) in CONVERSIONS.items():
         assert hooks.to_markdown(before, {"Hinge": "fcco.outer.Hinge"}) == after, case
-
-
-# --- project files -----------------------------------------------------------------------------
-
-
-def test_the_readme_has_the_figures_of_the_recorded_demo():
-    """The gap, and what is left of it beyond chance: the root of the difference of squares."""
-    screens = json.loads((DOCS / "results/demo/recording.json").read_text())
-    lines = ["".join(text for _, text in line) for line in screens[-1][1]]
-    rows = {line.split()[0]: line.split() for line in lines if line.strip()}
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    (erm, sonex) = (rows[name] for name in ("erm", "sonex"))
-    assert f"{erm[4]} and {sonex[4]}" in readme
-    table = json.loads((DOCS / "results/fairness-adult/table.json").read_text())
-    chance = table["methods"]["erm"]["test_gap_floor"]["mean"]  # of the same test data
-    gaps = [f"{math.hypot(float(row[4]), chance):.3f}" for row in (erm, sonex)]
-    assert f"from {gaps[0]} to {gaps[1]}" in readme
-    assert f"{float(sonex[1]):.3f} instead of {float(erm[1]):.3f}" in readme

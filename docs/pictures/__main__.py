@@ -7,7 +7,7 @@ import importlib
 import sys
 
 NAMES = (
-    "idea", "groups", "recording", "tree", "races", "rivals", "worst_groups", "results_fairness",
+    "idea", "adult", "groups", "tree", "races", "rivals", "worst_groups", "results_fairness",
     "results_continual", "no_regressions", "paper_figures",
 )  # fmt: skip
 

@@ -1,20 +1,14 @@
 """The task: its configs and grids, who wins, what is met in name only, columns and plots."""
 
-import json
 import math
-import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from data_fixtures import adult_contents, change_card, put
 from fairness_cases import METHODS
 from fairness_cases import config as small
 from fcco_experiments import config, data, sweep
-from fcco_experiments.cli import app
 from fcco_experiments.task import Method, Row
 from fcco_experiments.tasks.fairness import TASK, Fairness
 
@@ -155,23 +149,3 @@ def test_warnings_by_hand() -> None:
 def test_bad_values_are_named(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"`{name}` must"):
         small(**{name: value})
-
-
-def test_the_demo_of_the_makefile_trains_and_reports(monkeypatch, tmp_path) -> None:
-    """Its very command, on files in the layout of Adult."""
-    makefile = (RESULTS.parents[1] / "Makefile").read_text()
-    recipe = makefile.split("\ndemo:\n")[1].split("\n\n")[0]
-    (line,) = re.findall(r"\S*/fcco (.*)", recipe)
-    contents = adult_contents()
-    change_card(monkeypatch, "adult", **contents)
-    for name, content in contents.items():
-        put(tmp_path / "data", name, content)
-    monkeypatch.setenv("FCCO_DATA", str(tmp_path / "data"))
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, [*shlex.split(line), "--workers", "1", "--epochs", "2"])
-    assert done.exit_code == 0, done.output
-    methods = {"erm", "alexr2", "sonex", "sox", "sonx", "icppac"}
-    assert methods <= {row.split()[0] for row in done.output.splitlines() if row.strip()}
-    folder = Path("demo/fairness-adult")
-    assert set(json.loads((folder / "table.json").read_text())["methods"]) == methods
-    assert all(name in (folder / "report.html").read_text() for name in methods)
