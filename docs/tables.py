@@ -24,6 +24,7 @@ from studies.constrained import report
 from studies.constrained import report as constrained
 from studies.convergence import __main__ as convergence
 from studies.estimators import __main__ as estimators
+from studies.group_dro import cards as group_dro_cards
 from studies.group_dro import report as group_dro
 from studies.identities import __main__ as identities
 from studies.untuned import constraints as untuned_limits
@@ -423,6 +424,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
         estimators.published(), "ours", *(n for n in estimators.RIVALS if n != "GridSearch")
     ),
     "frontier": frontier.table,
+    "group-dro-cards": group_dro_cards.published,
     "group-dro-networks": group_dro.networks,
     "group-dro-networks-short": group_dro.networks_short,
     "group-dro-heads": group_dro.heads,
