@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_a_run_of_a_fleet_is_that_run_alone_and_has_the_figures_of_loops(data, n
     fleet = cards.fleet_of(data, name, [(setting, 0), (setting, seed)], drawn)
 
     model = cards.network(data, seed)
-    alone = cards.member(name, setting, model, data.groups)
+    alone: Any = cards.member(name, setting, model, data.groups)
     rows, label, group = data.parts[seed]["train"]
     for step, places in enumerate(drawn[:, seed]):
         if step % 20 == 0:

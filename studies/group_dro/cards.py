@@ -102,7 +102,7 @@ def grids() -> dict[str, list[Setting]]:
     def grid(key: str, values: Sequence[Any], low: float = 3e-3, **fixed: Any) -> list[Setting]:
         return [{"lr": lr, key: value, **fixed} for lr in (low, 3 * low) for value in values]
 
-    printed = {"correction": "auto", "read": "old"}
+    printed: Any = {"correction": "auto", "read": "old"}
     return {
         "automatic": grid("beta", (0.1, 0.5)),
         "uniform": grid("beta", (0.1, 0.5), ratio=1.0),
