@@ -34,7 +34,7 @@ def test_a_run_of_a_fleet_is_that_run_alone_and_has_the_figures_of_loops(data, n
     drawn = cards.batches(data, plain=False)
     fleet = cards.fleet_of(data, name, [(setting, 0), (setting, seed)], drawn)
 
-    model = cards.network(data, seed)
+    model: Any = cards.network(data, seed)
     alone: Any = cards.member(name, setting, model, data.groups)
     rows, label, group = data.parts[seed]["train"]
     for step, places in enumerate(drawn[:, seed]):

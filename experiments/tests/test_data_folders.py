@@ -28,7 +28,7 @@ def test_pacs(tmp_path):
     for part in loaded.cut(0).values():
         assert part.group_names == tuple(map(", ".join, cells))
         for row, label, group in zip(part.rows, part.label, part.group, strict=True):
-            cell = round(float(loaded.samples[int(row)][0, 0, 0]) / 4) % 8
+            cell = round(float(np.asarray(loaded.samples[int(row)])[0, 0, 0]) / 4) % 8
             assert group == cell and label == cell % 2
 
 
