@@ -23,6 +23,7 @@ from fcco.methods import table
 from studies import afrisenti, demo, many_groups, no_regressions, publish, small_batches
 from studies.convergence import __main__ as convergence
 from studies.estimators import __main__ as estimators
+from studies.group_dro import cards as group_dro_cards
 from studies.group_dro import report as group_dro
 from studies.identities import __main__ as identities
 from studies.untuned import constraints as untuned_limits
@@ -363,6 +364,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "estimators-short": lambda: estimators.summary(
         estimators.published(), "ours", *(n for n in estimators.RIVALS if n != "GridSearch")
     ),
+    "group-dro-cards": group_dro_cards.published,
     "group-dro-networks": group_dro.networks,
     "group-dro-networks-short": group_dro.networks_short,
     "group-dro-heads": group_dro.heads,

@@ -58,7 +58,7 @@ class Split(NamedTuple):
     group: Tensor
 
 
-def _ngrams(texts: Sequence[str]) -> Tensor:
+def ngrams(texts: Sequence[str]) -> Tensor:
     from sklearn.feature_extraction.text import HashingVectorizer
     from sklearn.preprocessing import normalize
 
@@ -86,7 +86,7 @@ def tweets(model: str, device: str) -> tuple[tuple[str, ...], dict[str, Split]]:
         rows = list(csv.DictReader(file))
     names, texts = tuple(sorted({row["language"] for row in rows})), [row["text"] for row in rows]
     if model == "ngrams":
-        x = _ngrams(texts)
+        x = ngrams(texts)
     else:
         ids: Any = backbones.encode("minilm", tuple(texts), tokens=TOKENS)
         x = ids.values if model == "finetuned" else _minilm(ids.values, device)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -13,6 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fcco._files import atomic
+
+from .audio import picture
 from .grouped import PARTS
 from .samples import SUFFIXES, scaffold, scaffold_split
 from .sources import Sighting, WrongData, cache_folder, digest, members
@@ -125,6 +130,19 @@ def toxicity(found: Sequence[Sighting]) -> Table:
     text = frame["comment"].str.replace(r"(NEWLINE|TAB)_TOKEN", " ", regex=True)
     toxic = (frame["rev_id"].map(share) >= 0.5).astype(int).astype(str)
     return Table(found[0].detail, frame.assign(text=text, toxic=toxic))
+
+
+def afrisenti(found: Sequence[Sighting]) -> Table:
+    """One csv file, or the official folder: data/LANGUAGE/{train,dev,test}.tsv."""
+    if found[0].content:
+        return Table(found[0].detail, _frame(found[0]))
+    root, frames = Path(found[0].detail), []
+    for path in sorted(root.glob("data/*/*.tsv")):
+        if (path.parent / "train.tsv").is_file():  # some languages have tweets to test on alone
+            frame = read_frame(path, str(path), sep="\t", quoting=csv.QUOTE_NONE)
+            frame = frame.rename(columns={"tweet": "text"})
+            frames.append(frame.assign(language=path.parent.name, split=path.stem))
+    return Table(str(root), pd.concat(frames, ignore_index=True))
 
 
 def hiv(found: Sequence[Sighting]) -> Table:
@@ -271,10 +289,38 @@ def weather(found: Sequence[Sighting]) -> Table:
     return Table(found[0].detail, frame, files, size=(128, 128))
 
 
+def pacs(found: Sequence[Sighting]) -> Table:
+    """A folder for each domain, in it one for each class."""
+    root = Path(found[0].detail)
+    paths = [path.relative_to(root) for path in sorted(root.glob("*/*/[!.]*"))]
+    rows = [(p.as_posix(), *p.parts[:2]) for p in paths if p.suffix.lower() in SUFFIXES]
+    return Table(str(root), pd.DataFrame(rows, columns=["image", "domain", "class"]), root)
+
+
+def audiomnist(found: Sequence[Sighting]) -> Table:
+    """The spectrogram of each data/SPEAKER/DIGIT_SPEAKER_TAKE.wav; they are kept in the cache."""
+    root = Path(found[0].detail)
+    names = sorted(path.relative_to(root).as_posix() for path in root.glob("data/*/*_*_*.wav"))
+    kept = cache_folder() / "audiomnist" / f"{digest(*names)[:16]}.tar"
+    if kept.is_file():
+        files = members(str(kept), kept.read_bytes())
+    else:
+        files = {name.removeprefix("data/"): picture(root / name) for name in names}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(kept) as stream, tarfile.open(fileobj=stream, mode="w") as archive:
+            for name, content in files.items():
+                entry = tarfile.TarInfo(f"data/{name}")
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+    rows = [(name, *PurePosixPath(name).stem.split("_")) for name in sorted(files)]
+    frame = pd.DataFrame(rows, columns=["image", "digit", "speaker", "take"])
+    return Table(str(root), frame, files)
+
+
 READERS: dict[str, Callable[[Sequence[Sighting]], Table]] = {
     reader.__name__: reader
     for reader in (
         *(adult, compas, sentiment, reviews, amazon_wilds, celeba, camelyon17, bdd100k, weather),
-        *(toxicity, hiv, lambdarank),
+        *(toxicity, hiv, lambdarank, pacs, audiomnist, afrisenti),
     )
 }
