@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import itertools
-import pickle
 import threading
 from typing import Any
 
@@ -189,77 +185,3 @@ def test_two_threads_in_one_objective_are_refused():
     objective(lambda: model.w, [0]).backward()  # free again
     with pytest.raises(RuntimeError, match="inside the function"):
         objective(lambda: objective(lambda: model.w, [0])[None], [0])
-
-
-# Copies.
-
-
-def build(make: Any) -> Any:
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1).double()
-    return model, make(model, torch.optim.Adam(model.parameters(), lr=0.01))
-
-
-def constrained(method: str, plain: bool = False, **settings: Any) -> Any:
-    def make(model: nn.Module, optimizer: Any) -> Any:
-        used = sgd(model, 0.01) if plain else optimizer
-        return fcco.constrained(model, used, 4, method, tolerance=0.2, **settings)
-
-    return lambda: build(make)
-
-
-PROBLEMS = {
-    "cvar": lambda: build(lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5)),
-    "ooa": lambda: build(lambda m, o: fcco.methods.ooa(m, o, 4)),
-    "sonex": constrained("sonex", penalty=3.0, smoothing=0.1),
-    "alexr2": constrained("alexr2", penalty=3.0, smoothing=0.1, nu=0.1, eta=0.1, inner_steps=3),
-    "alexr": constrained("alexr", penalty=3.0, dual_step=1.0),
-    "ssg": constrained("ssg", plain=True, threshold=0.0),
-    "icppac": constrained("icppac", plain=True, proximal=1.0, inner_steps=3),
-}
-
-
-def train(model: nn.Module, objective: Any, steps: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        x = torch.randn(8, 2, dtype=F64, generator=generator)
-        index = torch.arange(4).repeat_interleave(2)
-
-        def values(x: Tensor = x) -> Any:
-            losses = (model(x).squeeze(1) - 1).square()
-            groups_only = isinstance(objective, fcco.group_dro.GroupObjective)
-            return losses if groups_only else (losses, losses)
-
-        objective(values, index).backward()
-        objective.optimizer.step()
-        objective.optimizer.zero_grad()
-
-
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda pair: pickle.loads(pickle.dumps(pair)),
-    "torch.save": lambda pair: _through_file(pair),
-}
-
-
-def _through_file(pair: Any) -> Any:
-    buffer = io.BytesIO()
-    torch.save(pair, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-@pytest.mark.parametrize("name, how", [
-    *zip(PROBLEMS, itertools.cycle(COPIES), strict=False)
-])  # fmt: skip
-def test_a_copy_trains_on_as_the_original_does_and_apart_from_it(name, how):
-    model, objective = PROBLEMS[name]()
-    train(model, objective, 4, seed=1)
-    other, copied = COPIES[how]((model, objective))
-    train(model, objective, 5, seed=2)
-    kept = [p.detach().clone() for p in model.parameters()]
-    train(other, copied, 5, seed=2)
-    for mine, theirs, before in zip(model.parameters(), other.parameters(), kept, strict=True):
-        assert torch.equal(mine, before) and torch.equal(mine, theirs)
-        assert mine is not theirs
-    assert copied.term.step == objective.term.step > 4

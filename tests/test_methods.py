@@ -89,26 +89,6 @@ def test_reaches_the_known_answer(name, problem):
 
 
 @pytest.mark.parametrize("name, problem", QUICK)
-def test_resumes_bitwise(name, problem, tmp_path):
-    data, model, run = prepare(name, problem)
-    advance(data, model, run, 0, 7)
-    parts = {"objective": run.objective, "optimizer": run.objective.optimizer, "model": model}
-    torch.save({key: part.state_dict() for key, part in parts.items()}, tmp_path / "state.pt")
-    stream = data.generator.get_state()
-    advance(data, model, run, 7, 16)
-
-    data2, model2, run2 = prepare(name, problem)
-    saved = torch.load(tmp_path / "state.pt", weights_only=False)
-    model2.load_state_dict(saved["model"])
-    run2.objective.load_state_dict(saved["objective"])
-    run2.objective.optimizer.load_state_dict(saved["optimizer"])
-    data2.generator.set_state(stream)
-    advance(data2, model2, run2, 7, 16)
-    assert torch.equal(model.w, model2.w)
-    assert difference(dict(run.objective.state_dict()), dict(run2.objective.state_dict())) == 0
-
-
-@pytest.mark.parametrize("name, problem", QUICK)
 def test_evaluations_and_bad_values_change_nothing(name, problem):
     data, model, run = prepare(name, problem)
     objective: Any = run.objective
