@@ -15,7 +15,6 @@ from torch import Tensor
 
 import fcco
 from fcco.terms import MultiplierTerm
-from fcco.tracker import OpenStep
 
 M, DIM = 5, 3
 RNG = np.random.default_rng(3)
@@ -552,41 +551,3 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="needs the objective too"):
         objective(lambda: torch.as_tensor(A) @ objective.model.w)
     assert not objective.term.tracker.seen.any()
-
-
-# On a GPU.
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
-@pytest.mark.parametrize("blocks", [M, 2])
-def test_the_gpu_agrees_and_the_host_never_waits(blocks):
-    problem, found = Noisy(100, blocks), []
-    for device in ("cpu", "cuda"):
-        tracker = fcco.tracker.InnerTracker(
-            M, gamma="auto", read="new", dtype=torch.float64, device=device
-        )
-        term = MultiplierTerm(tracker, tolerance=LIMIT.tolist())
-        losses = torch.as_tensor(problem.loss_noise[:, 0]).to(device)
-        values = torch.as_tensor(problem.noise).to(device)
-        slopes = []
-        for t in range(100):
-            index = torch.as_tensor(problem.index[t]).to(device)
-            carrier = values[t][index].requires_grad_()
-            blocks_of = tracker.blocks(None if blocks == M else index)
-            step = OpenStep()
-            if device == "cuda":
-                torch.cuda.set_sync_debug_mode("error")
-            try:
-                loss = term.loss(tracker.track(tracker.entries(blocks_of, carrier), step))
-                term.observe(step, losses[t])
-                tracker.close(step.updates[tracker])
-                for function, arguments in step.writes.values():
-                    function(*arguments)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-            slopes.append(torch.autograd.grad(loss, carrier)[0].cpu())
-        found.append([*slopes, *(buffer.cpu() for buffer in term.buffers())])
-    assert found[0][-1].max() > 0
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9, equal_nan=True)

@@ -53,6 +53,10 @@ def coupled(model: nn.Module) -> Any:
     return limited("alexr2", objective=own, **DOUBLE_LOOP)(model)
 
 
+def contrastive(**settings: Any) -> Callable[[nn.Module], Any]:
+    return lambda model: fcco.GlobalContrastive(model, sgd(model), 12, gamma=0.5, **settings)
+
+
 def switching(model: nn.Module) -> Any:
     """Two optimizers with states of their own, of which the second takes some of the steps."""
     first, second = (torch.optim.Adam(model.parameters(), lr=lr) for lr in (0.02, 0.05))
@@ -64,6 +68,7 @@ def switching(model: nn.Module) -> Any:
 
 NUMBERS: dict[str, Any] = {"penalty": 10.0, "smoothing": 0.1, "gamma": 0.5}
 DOUBLE_LOOP: dict[str, Any] = NUMBERS | {"nu": 0.5, "eta": 0.1, "inner_steps": 3}
+INDIVIDUAL: dict[str, Any] = {"temperature": "individual", "radius": 1.0, "temperature_lr": 0.02}
 ROUND: dict[str, Any] = {"proximal": 2.0, "inner_steps": 3}
 # By name, what builds the objective. Each keeps another kind of state.
 BUILD: dict[str, Callable[..., Any]] = {
@@ -86,6 +91,8 @@ BUILD: dict[str, Callable[..., Any]] = {
     "sonx": general(methods.sonx, fcco.outer.Absolute()),
     "sox": general(methods.sox, fcco.outer.SquaredHinge()),
     "ap": lambda model: xrisk.AveragePrecision(model, sgd(model), Y),
+    "contrastive": contrastive(correction=0.2),
+    "contrastive, temperatures": contrastive(**INDIVIDUAL),
 }
 # One of each layout; for what is tried with each of the others, or with each entry of a state.
 LAYOUTS = (
@@ -102,16 +109,21 @@ class Run:
         self.model: nn.Module = nn.Sequential(nn.Linear(2, 1), nn.Dropout(dropout))
         self.name, self.objective = name, BUILD[name](self.model, **options)
 
-    def call(self) -> torch.Tensor:
+    def call(self, factor: float = 1.0) -> torch.Tensor:
+        def score() -> torch.Tensor:
+            return factor * self.model(X).squeeze(1)
+
         def losses() -> torch.Tensor:
-            return (self.model(X).squeeze(1) - Y).square()
+            return (score() - Y).square()
 
         def beside() -> Any:
             values = losses()
             return values.mean(), values
 
         if self.name == "ap":
-            return self.objective(lambda: self.model(X).squeeze(1), Y, torch.arange(12))
+            return self.objective(score, Y, torch.arange(12))
+        if "contrastive" in self.name:  # features of two dimensions
+            return self.objective(lambda: (torch.stack([score(), X[:, 0]], 1), X), torch.arange(12))
         if self.name == "coupled":
             terms = ("objective", "constraints")
             return self.objective(
@@ -181,6 +193,20 @@ def test_a_resumed_run_is_the_uninterrupted_one(name):
             assert same(whole.model.state_dict(), run.model.state_dict())
     optimizers = [str(run.objective.optimizer.state_dict()) for run in (whole, fresh)]
     assert optimizers[0] == optimizers[1]
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_evaluations_and_bad_values_change_nothing(name):
+    run = Run(name).train(3)
+    before = run.state()
+    run.objective.eval()
+    loss = run.call()
+    run.objective.train()
+    with torch.no_grad():
+        assert torch.equal(run.call(), loss) and loss.isfinite()
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        run.call(factor=torch.nan)
+    assert same(before, run.state())
 
 
 def through_a_file(run: Run) -> Run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -229,19 +228,6 @@ def test_one_optimizer_that_keeps_state_is_refused(make):
         ssg(model, optimizer, 3, threshold=0.0)
     model.w.grad = torch.ones_like(model.w)
     optimizer.step()  # and is not held by what was refused
-
-
-@pytest.mark.parametrize("options, message", [
-    ({"threshold": -0.1}, "ssg(threshold=...)` must be at least 0"),
-    ({"constraint_optimizer": "adam"}, "must be one of 'polyak'"),
-])  # fmt: skip
-def test_wrong_settings_are_refused(options, message):
-    model = Point(START)
-    settings: dict[str, Any] = {"limits": 3, "threshold": 0.1} | options
-    optimizer = sgd(model)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        ssg(model, optimizer, **settings)
-    optimizer.step()
 
 
 def test_a_threshold_schedule_that_falls_below_zero_is_refused():
