@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from problems import take_step
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -237,9 +238,7 @@ def test_bad_ids_and_values_are_refused_a_call_later_and_change_nothing(on_devic
     data = batches(30)
 
     def step(x: torch.Tensor, index: torch.Tensor) -> None:
-        objective(lambda: function(model, x), index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(objective, lambda: function(model, x), index)
 
     for batch in data[:10]:
         step(*batch)
@@ -373,9 +372,7 @@ def test_on_a_gpu_the_host_waits_for_nothing(build, rows, monkeypatch):
     objective, function = build(model, optimizer)
     *first, (x, index) = [(x, None if build is mixed else ids) for x, ids in batches(rows)[:20]]
     for some, ids in first:
-        objective(lambda some=some: function(model, some), ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(objective, lambda some=some: function(model, some), ids)
     with Operations() as found:
         objective(lambda: function(model, x), index).backward()
         objective.close()
