@@ -25,7 +25,7 @@ X = torch.randn(12, 2, generator=torch.manual_seed(0))
 Y = torch.tensor([1.0, 0.0, 0.0] * 4)
 INDEX = torch.arange(12) % 3
 NAMES = ("a", "b", "c")
-LIMITS = dict.fromkeys(NAMES, 0.3)
+LIMITS: dict[str, Any] = dict.fromkeys(NAMES, 0.3)
 
 
 def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
