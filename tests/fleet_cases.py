@@ -123,9 +123,10 @@ class Case:
     independent: bool = False
     of: tuple[tuple[str, Callable[[Any], Tensor]], ...] = ()
     steps: int = STEPS
+    network: Callable[[int], nn.Module] = network
 
     def member(self, run: int) -> Member:
-        model = network(run)
+        model = self.network(run)
         return Member(model, *self.make(model, run))
 
     def fleet(self, mode: str) -> Fleet:
@@ -144,11 +145,15 @@ class Case:
         one, other = self._draw(first), self._draw(seed)
         return Batches(other.x, other.y, one.block)
 
-    def step_fleet(self, fleet: Fleet, step: int) -> Tensor:
+    def stacked(self, step: int) -> tuple[dict[str, Tensor], Any, Any]:
+        """The batch of all runs, the independent one and the blocks, where the case has them."""
         both = [[pair[k].at(step) for pair in self.batches] for k in (0, 1)]
         first, other = ({k: torch.stack([b[k] for b in rows]) for k in rows[0]} for rows in both)
-        index = first["block"] if self.indexed else None
-        return fleet.step(first, other if self.independent else None, index=index)
+        return first, other if self.independent else None, first["block"] if self.indexed else None
+
+    def step_fleet(self, fleet: Fleet, step: int) -> Tensor:
+        first, other, index = self.stacked(step)
+        return fleet.step(first, other, index=index)
 
     def step_alone(self, member: Member, run: int, step: int) -> None:
         first, other = (each.at(step) for each in self.batches[run])

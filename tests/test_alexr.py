@@ -228,22 +228,6 @@ def test_a_missed_block_reports_nan_and_evaluation_changes_nothing():
         torch.testing.assert_close(buffer, before[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
-# Refusals.
-
-
-@pytest.mark.parametrize(
-    ("outer", "options", "text"),
-    [
-        (fcco.outer.Hinge(), {"dual_step": 0.0}, "dual_step"),
-        (fcco.outer.Hinge(), {"theta": -0.5}, "theta"),
-        (fcco.outer.CVaR(0.5), {"dim": 1}, "dim"),
-    ],
-)
-def test_refuses_what_cannot_work(outer, options, text):
-    with pytest.raises(ValueError, match=text):
-        build(Point(np.zeros(3)), outer, 3, **options)
-
-
 # Constraints: limits, margin and names of the dual term.
 
 

@@ -110,8 +110,10 @@ def test_sampled_constraints_are_taken_or_refused(method):
         assert torch.isnan(objective.violation()).tolist() == [False, False, True]
         assert objective.report().seen == 2
     else:
+        before = str(objective.state_dict())
         with pytest.raises(ValueError, match="all 3 blocks"):
             objective(part, torch.tensor([0, 1]))
+        assert str(objective.state_dict()) == before
 
 
 # What it refuses.
@@ -138,12 +140,24 @@ def test_sampled_constraints_are_taken_or_refused(method):
      "does not loosen"),
     ("sonex", PENALTY | {"tolerance": [0.1, 0.2]}, "one number or 3"),
     ("sonex", PENALTY | {"limits": ["a", "a"]}, "different names"),
+    ("squared-hinge", {"penalty": 1.0, "gamma": 0.0}, "never moves"),
+    ("recursive-hinge", CASES["recursive-hinge"] | {"smoothing": -0.1}, "smoothing"),
+    ("recursive-hinge", CASES["recursive-hinge"] | {"refresh_every": 0}, "refresh_every"),
+    ("recursive-hinge", CASES["recursive-hinge"] | {"on_nonfinite": "skip"}, "leave a block out"),
+    ("alexr", {"penalty": 1.0, "dual_step": 0.0}, "alexr(dual_step"),
+    ("alexr", CASES["alexr"] | {"theta": -0.5}, "alexr(theta"),
+    ("ssg", {"threshold": -0.1}, "ssg(threshold"),
+    ("ssg", {"constraint_optimizer": "adam"}, "'polyak'"),
+    ("oss", CASES["oss"] | {"proximal": 0.0}, "oss(proximal"),
+    ("oss", CASES["oss"] | {"inner_steps": 0}, "inner_steps"),
+    ("icppac", CASES["icppac"] | {"tau": 0.0}, "icppac(tau"),
 ])  # fmt: skip
 def test_wrong_words_and_settings(method, settings, message):
     model = Point(np.zeros(M))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         constrained(model, optimizer, method=method, **{"limits": M} | settings)
+    optimizer.step()  # and is not held by what was refused
 
 
 def test_a_number_of_constraints_may_come_from_numpy():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -215,35 +214,6 @@ def test_all_constraints_by_name_and_a_part_of_the_objective():
     assert objective.term is objective.terms["constraints"]
     parts = [each.value() for each in objective.terms.values()]
     torch.testing.assert_close(objective.value(), parts[0] + parts[1])
-
-
-@pytest.mark.parametrize("case", ["sonex-adam", "alexr2"])
-def test_resumes_bitwise(case):
-    rng = np.random.default_rng(3)
-    steps = [drawn(rng) for _ in range(14)]
-
-    def advance(model: Point, objective: Any, part: slice) -> None:
-        for sampled in steps[part]:
-            take_step(objective, *batch(model, sampled))
-
-    def parts(model: Point, objective: Any) -> list[Any]:
-        return [model, objective, objective.optimizer]
-
-    model, file = Point(START), io.BytesIO()
-    objective = made(case, model)
-    advance(model, objective, slice(7))
-    torch.save([part.state_dict() for part in parts(model, objective)], file)
-    advance(model, objective, slice(7, None))
-    again = Point(np.zeros(4))
-    second = made(case, again)
-    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-    for part, state in zip(parts(again, second), saved, strict=True):
-        part.load_state_dict(state)
-    advance(again, second, slice(7, None))
-    assert torch.equal(model.w, again.w)
-    assert torch.equal(objective.multipliers(), second.multipliers())
-    for name, buffer in objective.named_buffers():
-        assert torch.equal(buffer, second.get_buffer(name)), name
 
 
 @pytest.mark.parametrize("method", NOT_FOR)

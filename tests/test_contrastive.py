@@ -329,57 +329,11 @@ def test_pairs_with_values_that_are_not_finite_keep_their_temperature():
         assert moved.tolist() == [True, *[not bad] * 5]
 
 
-# --- state ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, INDIVIDUAL])
-def test_a_saved_state_continues_to_the_last_bit(options):
-    """The tracked means were not in `state_dict`, and lost."""
-
-    def train(steps: range, model: Backbones, objective: Any, optimizer: Any) -> None:
-        for step in steps:
-            ids = torch.randperm(12, generator=torch.Generator().manual_seed(step))[:4]
-            objective(lambda ids=ids: model(ids), ids).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    model = Backbones(12)
-    objective, optimizer = build(model, gamma=0.5, correction=0.2, **options)
-    train(range(8), model, objective, optimizer)
-    saved = copy.deepcopy([each.state_dict() for each in (model, objective, optimizer)])
-    assert any("value" in key for key in saved[1])
-    train(range(8, 16), model, objective, optimizer)
-    other = Backbones(12, seed=5)
-    other.x, other.t = model.x, model.t
-    resumed, again = build(other, gamma=0.5, correction=0.2, **options)
-    for each, state in zip((other, resumed, again), saved, strict=True):
-        each.load_state_dict(state)
-    train(range(8, 16), other, resumed, again)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
-    for one, two in zip(objective.buffers(), resumed.buffers(), strict=True):
-        assert torch.equal(one.nan_to_num(), two.nan_to_num())
+# --- state, of which test_state.py has more -------------------------------------------------------
 
 
 def pickled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-def test_a_copy_goes_on_as_the_original_does(copied):
-    original, _ = build(Backbones(8), gamma=0.6, **INDIVIDUAL)
-
-    def step(objective: Any, ids: Tensor) -> dict[str, Tensor]:
-        objective(lambda: objective.model(ids), ids).backward()
-        objective.optimizer.step()
-        objective.optimizer.zero_grad()
-        state = (*objective.named_buffers(), *objective.model.named_parameters())
-        return {name: value.detach().clone() for name, value in state}
-
-    step(original, torch.arange(4))
-    twin, ids = copied(original), torch.arange(2, 6)
-    found = step(twin, ids)
-    torch.testing.assert_close(step(original, ids), found, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
@@ -419,17 +373,6 @@ def test_eval_mode_gives_the_loss_of_the_batch_and_changes_nothing(options):
 
 
 # --- objectives -----------------------------------------------------------------------------------
-
-
-def test_with_an_ordinary_loss():
-    ids = torch.tensor([1, 3, 6])
-    model = Backbones(10)
-    objective, _ = build(model)
-    alone = objective(lambda: model(ids), ids).item()
-    model = Backbones(10)
-    objective, _ = build(model)
-    both = objective(lambda: (model.image.weight.square().sum(), model(ids)), ids)
-    assert both.item() == pytest.approx(alone + model.image.weight.square().sum().item(), abs=1e-12)
 
 
 def test_features_in_place_of_a_function_are_refused():

@@ -1,8 +1,7 @@
-"""Runs to known answers: separable problems, proximal points, own outer functions, log space."""
+"""Runs to known answers: separable problems, proximal points, log space."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from problems import Custom, Point, decay, program, smoothed_hinge, take_step
 
 import fcco
-from fcco.outer import AbstractOuter, LogMeanExp
+from fcco.outer import LogMeanExp
 
 DOUBLE = torch.float64
 
@@ -88,43 +87,6 @@ def test_a_long_round_ends_at_the_proximal_point_itself():
     nearest, _ = problem.solve(smoothed_hinge(RHO, LAM, 8), near=(anchor, NU))
     np.testing.assert_allclose(model.w.detach(), nearest, atol=1e-6)
     assert optimizer.round == 2 and optimizer.inner_step == 300
-
-
-# Outer functions of the user's own.
-
-
-@dataclass(frozen=True)
-class Relu(AbstractOuter):
-    convex = monotone = True
-    lipschitz = 2.0
-
-    def __call__(self, u):
-        return 2 * u.clamp(min=0)
-
-    def prox(self, u, step):
-        return torch.where(u > 0, (u - 2 * step).clamp(min=0), u)
-
-
-@pytest.mark.parametrize("outer, tolerance", [
-    (Relu(), 1e-12),
-
-    (Custom(lambda u: 2 * u.clamp(min=0), convex=True), 1e-6),
-])  # fmt: skip
-def test_own_outer_function_is_as_good_as_a_built_in_one(outer, tolerance):
-    problem = program(noise=0.0)
-    models = [Point(np.zeros(6)), Point(np.zeros(6))]
-    objectives = [
-        fcco.methods.sonex(
-            model, fcco.optim.momentum_type(model.parameters(), lr=0.1), f, 8, smoothing=0.05
-        )
-        for model, f in zip(models, (outer, fcco.outer.Hinge(2.0)), strict=True)
-    ]
-    every = torch.arange(8)
-    for _ in range(25):
-        for model, objective in zip(models, objectives, strict=True):
-            take_step(objective, problem.sample(model.w, every), every)
-    torch.testing.assert_close(models[0].w, models[1].w, rtol=0, atol=tolerance)
-    assert (problem.exact(models[0].w) > 0).any(), "the penalty is at work"
 
 
 # Log space: tau log mean exp.

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import itertools
-import pickle
 import threading
 from typing import Any
 
@@ -46,7 +42,9 @@ def tracked(model: Point, optimizer: Any, correction: float) -> fcco.Composition
 @pytest.mark.parametrize("correction", [0.0, 0.4])
 def test_every_closure_of_lbfgs_at_new_parameters_is_a_step_of_its_own(correction):
     model = Point([3.0])
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), lr=1e-3, max_iter=130, tolerance_grad=-1, tolerance_change=-1
+    )
     objective = tracked(model, optimizer, correction)
     points: list[float] = []
 
@@ -57,9 +55,9 @@ def test_every_closure_of_lbfgs_at_new_parameters_is_a_step_of_its_own(correctio
         loss.backward()
         return loss
 
-    for _ in range(3):
+    for _ in range(2):  # without a warning, although there are so many calls in a step
         optimizer.step(closure)
-    assert len(set(points)) > 4  # the parameters moved inside a step
+    assert len(set(points)) > 200  # the parameters moved inside a step
     u, before = None, 0.0
     for point in points:
         g = point**2
@@ -74,7 +72,7 @@ def test_the_second_evaluation_of_sam_replaces_the_first(correction):
     optimizer = sgd(model)
     objective = tracked(model, optimizer, correction)
     u, previous = None, 0.0
-    for _ in range(4):
+    for _ in range(40):
         w = model.w.item()
         objective(lambda: model.w.square()).backward()
         with torch.no_grad():
@@ -189,77 +187,3 @@ def test_two_threads_in_one_objective_are_refused():
     objective(lambda: model.w, [0]).backward()  # free again
     with pytest.raises(RuntimeError, match="inside the function"):
         objective(lambda: objective(lambda: model.w, [0])[None], [0])
-
-
-# Copies.
-
-
-def build(make: Any) -> Any:
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1).double()
-    return model, make(model, torch.optim.Adam(model.parameters(), lr=0.01))
-
-
-def constrained(method: str, plain: bool = False, **settings: Any) -> Any:
-    def make(model: nn.Module, optimizer: Any) -> Any:
-        used = sgd(model, 0.01) if plain else optimizer
-        return fcco.constrained(model, used, 4, method, tolerance=0.2, **settings)
-
-    return lambda: build(make)
-
-
-PROBLEMS = {
-    "cvar": lambda: build(lambda m, o: fcco.CVaRGroupDRO(m, o, 4, 0.5)),
-    "ooa": lambda: build(lambda m, o: fcco.methods.ooa(m, o, 4)),
-    "sonex": constrained("sonex", penalty=3.0, smoothing=0.1),
-    "alexr2": constrained("alexr2", penalty=3.0, smoothing=0.1, nu=0.1, eta=0.1, inner_steps=3),
-    "alexr": constrained("alexr", penalty=3.0, dual_step=1.0),
-    "ssg": constrained("ssg", plain=True, threshold=0.0),
-    "icppac": constrained("icppac", plain=True, proximal=1.0, inner_steps=3),
-}
-
-
-def train(model: nn.Module, objective: Any, steps: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        x = torch.randn(8, 2, dtype=F64, generator=generator)
-        index = torch.arange(4).repeat_interleave(2)
-
-        def values(x: Tensor = x) -> Any:
-            losses = (model(x).squeeze(1) - 1).square()
-            groups_only = isinstance(objective, fcco.group_dro.GroupObjective)
-            return losses if groups_only else (losses, losses)
-
-        objective(values, index).backward()
-        objective.optimizer.step()
-        objective.optimizer.zero_grad()
-
-
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda pair: pickle.loads(pickle.dumps(pair)),
-    "torch.save": lambda pair: _through_file(pair),
-}
-
-
-def _through_file(pair: Any) -> Any:
-    buffer = io.BytesIO()
-    torch.save(pair, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-@pytest.mark.parametrize("name, how", [
-    *zip(PROBLEMS, itertools.cycle(COPIES), strict=False)
-])  # fmt: skip
-def test_a_copy_trains_on_as_the_original_does_and_apart_from_it(name, how):
-    model, objective = PROBLEMS[name]()
-    train(model, objective, 4, seed=1)
-    other, copied = COPIES[how]((model, objective))
-    train(model, objective, 5, seed=2)
-    kept = [p.detach().clone() for p in model.parameters()]
-    train(other, copied, 5, seed=2)
-    for mine, theirs, before in zip(model.parameters(), other.parameters(), kept, strict=True):
-        assert torch.equal(mine, before) and torch.equal(mine, theirs)
-        assert mine is not theirs
-    assert copied.term.step == objective.term.step > 4

@@ -13,7 +13,7 @@ from problems import LogisticGroups, Point, decay, take_step
 from scipy.optimize import linprog, minimize_scalar
 
 import fcco
-from fcco.rules.cvar import threshold
+from fcco.rules.cvar import mean_of_worst, threshold
 
 
 def smoothed_hinge(x: np.ndarray, ratio: float, lam: float) -> np.ndarray:
@@ -52,6 +52,23 @@ def test_exact_threshold_minimises(case, lam):
     assert reached <= min(best.fun, *(of_threshold(c, u, ratio, lam) for c in candidates)) + 1e-10
     if lam:
         assert np.clip((u - s) / lam, 0, 1 / ratio).mean() == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_thresholds_where_a_share_is_a_whole_number_of_groups(dtype):
+    """0.1 * 30 rounds to more than 3 in some precisions: the fourth group must not count."""
+    for number in range(1, 60):
+        u = torch.randperm(number, generator=torch.Generator().manual_seed(number)).to(dtype)
+        every = torch.ones(number, dtype=torch.bool)
+        for count in range(1, number + 1, 3):
+            ratio = count / number
+            worst = u.sort(descending=True).values[:count].double()
+            for table, seen in ((u, every), (u, None), (u.numpy(), None)):
+                s, kink = threshold(table, ratio, 0.0, seen)
+                assert float(s) == worst[-1], (number, count)
+                assert float(kink) == pytest.approx(1 / ratio, rel=1e-5)
+                mean = float(mean_of_worst(table, ratio, seen))
+                assert mean == pytest.approx(worst.mean().item(), rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("number, spread, offset, lam", [

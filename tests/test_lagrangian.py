@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -306,20 +305,6 @@ def test_what_is_refused_changes_nothing(make):
     rest, _ = run(objective, model, ONE[3:30])
     plain = Point(START)
     assert np.array_equal(run(build(plain), plain, ONE[:30])[0][3:], rest)
-
-
-@pytest.mark.parametrize("make, options, message", [
-    (oss, {"proximal": 0.0}, "oss(proximal"),
-    (oss, {"inner_steps": 0}, "inner_steps"),
-    (icppac, {"tau": 0.0}, "icppac(tau"),
-])  # fmt: skip
-def test_wrong_settings_are_refused(make, options, message):
-    model = Point(START)
-    optimizer = sgd(model)
-    settings: dict[str, Any] = {"limits": 3, "proximal": 1.0, "inner_steps": 5} | options
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        make(model, optimizer, **settings)
-    optimizer.step()  # and the optimizer is not held by what was refused
 
 
 def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -15,7 +15,6 @@ from torch import Tensor
 
 import fcco
 from fcco.terms import MultiplierTerm
-from fcco.tracker import OpenStep
 
 M, DIM = 5, 3
 RNG = np.random.default_rng(3)
@@ -236,57 +235,47 @@ def state_of(objective: Any) -> dict[str, Tensor]:
     return {name: each.clone() for name, each in objective.named_buffers()}
 
 
+SAMPLES, ALL = [0, 1, 2, 3, 4, 5], list(range(M))
+WHOLE = [(SAMPLES, ALL)]
+
+
+def in_parts(parts: list[tuple[list[int], list[int]]]) -> tuple[list[Tensor], list[Any]]:
+    """Gradients and states of 60 steps, each with parts of six samples and of the constraints."""
+    objective = objective_of()
+    w, gradients, states = objective.model.w, [], []
+    for batch in torch.randn(60, 6, M, generator=torch.Generator().manual_seed(0)).double():
+        for rows, constraints in parts:
+
+            def function(rows=rows, constraints=constraints, batch=batch, w=w):
+                noise = batch[rows]
+                losses = (w - torch.as_tensor(TARGET) - noise[:, :DIM]).square().sum(1) / 2
+                values = torch.as_tensor(A) @ w + 0.3 * noise
+                return losses.mean(), values[:, constraints].flatten()
+
+            share = len(rows) * len(constraints) / (len(SAMPLES) * M)
+            loss = objective(function, torch.tensor(constraints).repeat(len(rows)))
+            (share * loss).backward()
+        objective.close()
+        gradients.append(w.grad.clone())
+        w.grad = None
+        with torch.no_grad():
+            w -= 0.01
+        states.append(state_of(objective))
+    return gradients, states
+
+
 def test_accumulated_batches_are_one_step():
-    """Samples of all constraints, in one batch or in three; and constraints in parts."""
-    samples = torch.randn(60, 6, M, generator=torch.Generator().manual_seed(0)).double()
-    results = []
-    for parts in ([[0, 1, 2, 3, 4, 5]], [[0, 1], [2, 3], [4, 5]]):
-        objective = objective_of()
-        w, states = objective.model.w, []
-        for batch in samples:
-            for rows in parts:
-
-                def function(rows=rows, batch=batch, w=w):
-                    noise = batch[rows]
-                    losses = (w - torch.as_tensor(TARGET) - noise[:, :DIM]).square().sum(1) / 2
-                    return losses.mean(), (torch.as_tensor(A) @ w + 0.3 * noise).flatten()
-
-                index = torch.arange(M).repeat(len(rows))
-                objective(function, index).backward()
-            objective.close()
-            w.grad = None
-            with torch.no_grad():
-                w -= 0.01
-            states.append(state_of(objective))
-        results.append(states)
-    for one, several in zip(*results, strict=True):
+    whole, several = (in_parts(p)[1] for p in (WHOLE, [([k, k + 1], ALL) for k in (0, 2, 4)]))
+    for one, other in zip(whole, several, strict=True):
         for name, value in one.items():
-            torch.testing.assert_close(several[name], value, rtol=1e-9, atol=1e-9)
-    assert results[0][-1]["terms.inner.multiplier"].max() > 0
+            torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-9)
+    assert whole[-1]["terms.inner.multiplier"].max() > 0
 
 
 def test_parts_of_the_constraints_give_the_gradient_of_all():
-    problem = Noisy(60)
-    gradients = []
-    for split in ([range(M)], [range(2), range(2, M)]):
-        objective, rows = objective_of(), []
-        w = objective.model.w
-        for t in range(60):
-            for part in split:
-                index = torch.tensor(list(part))
-
-                def function(t=t, index=index, w=w):
-                    loss, values, _ = problem.measure(w, t)
-                    return loss, values[index]
-
-                (objective(function, index) * len(index) / M).backward()
-            assert w.grad is not None
-            rows.append(w.grad.clone())
-            w.grad = None
-            objective.close()
-        gradients.append(torch.stack(rows))
-    assert (gradients[0][-1] - gradients[0][5]).abs().max() > 0.1, "the constraints act"
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-9)
+    whole, several = (in_parts(p)[0] for p in (WHOLE, [(SAMPLES, ALL[:2]), (SAMPLES, ALL[2:])]))
+    assert (whole[-1] - whole[5]).abs().max() > 0.1, "the constraints act"
+    torch.testing.assert_close(several, whole, rtol=0, atol=1e-9)
 
 
 # Where it ends.
@@ -552,41 +541,3 @@ def test_what_it_refuses():
     with pytest.raises(ValueError, match="needs the objective too"):
         objective(lambda: torch.as_tensor(A) @ objective.model.w)
     assert not objective.term.tracker.seen.any()
-
-
-# On a GPU.
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
-@pytest.mark.parametrize("blocks", [M, 2])
-def test_the_gpu_agrees_and_the_host_never_waits(blocks):
-    problem, found = Noisy(100, blocks), []
-    for device in ("cpu", "cuda"):
-        tracker = fcco.tracker.InnerTracker(
-            M, gamma="auto", read="new", dtype=torch.float64, device=device
-        )
-        term = MultiplierTerm(tracker, tolerance=LIMIT.tolist())
-        losses = torch.as_tensor(problem.loss_noise[:, 0]).to(device)
-        values = torch.as_tensor(problem.noise).to(device)
-        slopes = []
-        for t in range(100):
-            index = torch.as_tensor(problem.index[t]).to(device)
-            carrier = values[t][index].requires_grad_()
-            blocks_of = tracker.blocks(None if blocks == M else index)
-            step = OpenStep()
-            if device == "cuda":
-                torch.cuda.set_sync_debug_mode("error")
-            try:
-                loss = term.loss(tracker.track(tracker.entries(blocks_of, carrier), step))
-                term.observe(step, losses[t])
-                tracker.close(step.updates[tracker])
-                for function, arguments in step.writes.values():
-                    function(*arguments)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-            slopes.append(torch.autograd.grad(loss, carrier)[0].cpu())
-        found.append([*slopes, *(buffer.cpu() for buffer in term.buffers())])
-    assert found[0][-1].max() > 0
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9, equal_nan=True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from problems import take_step
 from torch import nn
 
 import fcco
@@ -40,9 +41,7 @@ class Loop:
         return self.dro(lambda: losses + self.model.bias, self.index)
 
     def step(self, losses: torch.Tensor) -> None:
-        self.call(losses).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        take_step(self.dro, lambda: losses + self.model.bias, self.index)
 
     @property
     def gain(self) -> float:
@@ -262,7 +261,5 @@ def test_one_loss_far_off_does_not_silence_the_constraints(dtype, size, at):
         w, e = model.weight.view(1), torch.as_tensor(0.1 * noise.normal(size=2)).to(dtype)
         loss = (w - 1 + e[0]).square().sum() / 2
         loss = loss + size if step == at else loss
-        objective(lambda loss=loss, w=w, e=e: (loss, {"w": (w + e[1]).squeeze()})).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(objective, lambda loss=loss, w=w, e=e: (loss, {"w": (w + e[1]).squeeze()}))
     assert model.weight.item() == pytest.approx(0.3, abs=0.06)

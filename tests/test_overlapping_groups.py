@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from problems import take_step
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -96,9 +97,7 @@ def test_tracked_values_and_steps_are_those_of_the_algorithm():
             value = losses(model, ids)
             return value, value
 
-        objective(function, MEMBER[ids]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(objective, function, MEMBER[ids])
     assert seen.all()
     np.testing.assert_allclose(objective.term.tracker.rows.numpy(), u, rtol=1e-12)
     np.testing.assert_allclose(model.weight.detach().numpy()[0], w, rtol=1e-12)
@@ -185,12 +184,8 @@ def trained(case: str, steps: list[np.ndarray], form: str | None) -> Any:
         given = index if form is None else as_index(form, MEMBER[ids])
         if case == "two-terms":
             given = dict.fromkeys(("first", "second"), given)
-        loss = objective(function, given)
-        loss.backward()
-        objective.optimizer.step()
-        objective.optimizer.zero_grad()
-        found.append(loss.detach())
-    return {"loss": torch.stack(found), **model.state_dict(), **dict(objective.named_buffers())}
+        found.append(take_step(objective, function, given))
+    return {"loss": torch.tensor(found), **model.state_dict(), **dict(objective.named_buffers())}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -219,9 +214,7 @@ def test_an_independent_batch():
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         objective = corrected(model, optimizer)
-        objective(lambda m=model: losses(m, start), MEMBER[start]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(objective, lambda m=model: losses(m, start), MEMBER[start])
 
         def batch(ids: np.ndarray, model: Any = model, hand: bool = hand) -> Any:
             sample, index = by_hand(ids)

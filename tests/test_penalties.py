@@ -134,22 +134,3 @@ def test_loop_gain_of_twelve_cycles_and_the_correction_removes_it():
     path = exact_run(corrected, model, 1000)
     assert spread(path) < 1e-6
     np.testing.assert_allclose(path[-1] - B, 0.7 / 41, atol=1e-6)
-
-
-# Refusals.
-
-
-RECURSIVE: dict[str, Any] = {"penalty": 1.0, "smoothing": 0.1, "refresh_every": 2}
-
-
-@pytest.mark.parametrize("name, settings, message", [
-    ("squared-hinge", {"penalty": 1.0, "gamma": 0.0}, "never moves"),
-    ("recursive-hinge", RECURSIVE | {"smoothing": -0.1}, "smoothing"),
-    ("recursive-hinge", RECURSIVE | {"refresh_every": 0}, "refresh_every"),
-    ("recursive-hinge", RECURSIVE | {"on_nonfinite": "skip"}, "leave a block out"),
-])  # fmt: skip
-def test_wrong_settings_are_refused(name, settings, message):
-    model = Point(START)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=message):
-        fcco.constrained(model, optimizer, 3, method=name, **settings)

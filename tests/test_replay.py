@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import copy
 import itertools
+import traceback
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from problems import take_step
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fcco
 from fcco._cuda_graphs import Captured, Packed
@@ -235,9 +238,7 @@ def test_bad_ids_and_values_are_refused_a_call_later_and_change_nothing(on_devic
     data = batches(30)
 
     def step(x: torch.Tensor, index: torch.Tensor) -> None:
-        objective(lambda: function(model, x), index).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        take_step(objective, lambda: function(model, x), index)
 
     for batch in data[:10]:
         step(*batch)
@@ -329,3 +330,50 @@ def test_what_cannot_be_recorded_runs_as_it_is(on_device, monkeypatch):
         objective(lambda x=x: function(model, x), index).backward()
         optimizer.step()
     assert objective.term.tracker.steps == 8
+
+
+# The host never waits.
+
+EXEMPT = {
+    "poll",  # looks at a flag that a GPU has sent to the host already
+    "_refuse_nonfinite",  # does not ask a GPU
+}
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "item", "is_nonzero", "equal")
+
+
+class Operations(TorchDispatchMode):
+    """Notes operations after which a host would have to wait for its GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name in WAITS or (name.startswith("index") and self.chooses(args)):
+            stack = traceback.extract_stack(limit=12)
+            if not EXEMPT & {frame.name for frame in stack}:
+                self.waits.append(name + "\n" + "".join(stack.format()))
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def chooses(args: Any) -> bool:
+        """Indexing with a mask looks at how many are true."""
+        index = [each for arg in args if isinstance(arg, (list, tuple)) for each in arg]
+        return any(isinstance(each, Tensor) and each.dtype == torch.bool for each in index)
+
+
+@pytest.mark.parametrize("rows", [30, 8])
+@pytest.mark.parametrize("build", [cvar, paper, hard, read_new, ooa, constrained, mixed, sonex])
+def test_on_a_gpu_the_host_waits_for_nothing(build, rows, monkeypatch):
+    monkeypatch.setattr("fcco.rules.arrays.USE_NUMPY", False)
+    model = nn.Linear(4, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    objective, function = build(model, optimizer)
+    *first, (x, index) = [(x, None if build is mixed else ids) for x, ids in batches(rows)[:20]]
+    for some, ids in first:
+        take_step(objective, lambda some=some: function(model, some), ids)
+    with Operations() as found:
+        objective(lambda: function(model, x), index).backward()
+        objective.close()
+    assert not found.waits, "\n".join(found.waits)

@@ -171,29 +171,6 @@ def test_multiplier_at_its_cap_without_smoothing(known_error: Any) -> None:
     assert "multiplier-at-cap" not in kinds(objective.report())
 
 
-def limited(limit: float, value: Any, steps: int = 300) -> Any:
-    """The objective after minimising (w - 1)^2 / 2 under a limit of a value with noise."""
-    model, draw = Point([0.0]), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    objective = fcco.constrained(model, optimizer, {"a": limit})
-    for _ in range(steps):
-        noise = 0.1 * torch.randn(2, generator=draw).double()
-
-        def function(noise: Tensor = noise) -> Any:
-            return (model.w.sum() - 1 + noise[0]).square() / 2, {"a": value(model.w, noise[1])}
-
-        take_step(objective, function)
-    return objective
-
-
-def test_limits_that_nothing_pulls_at() -> None:
-    """A hard rate of 1 without a gradient, whatever its multiplier."""
-    report = limited(0.5, lambda w, noise: torch.ones(()).double() + 0 * w.sum()).report()
-    assert report.rows[0].weight > 0 and report.violated == 1
-    assert "Measured" in finding(report, "value-constant")
-    assert "multiplier-rising" not in kinds(report)
-
-
 @pytest.mark.parametrize("ratio", [0.3, 0.05])
 def test_no_group_at_the_cap(ratio: float) -> None:
     losses = torch.rand(40, generator=torch.Generator().manual_seed(0))
@@ -464,21 +441,6 @@ def test_limits_that_cannot_all_hold_are_named_without_a_function() -> None:
     text = finding(objective.report(), "multiplier-rising")
     assert "'low', 'high'" in text or "'high', 'low'" in text
     assert "'met'" not in text and "they cannot all hold" in text
-
-
-def test_a_limit_that_no_penalty_can_enforce() -> None:
-    settings: Any = {"method": "sonex", "penalty": 4.0, "smoothing": fcco.Width(0.1)}
-    for limit, found in ((0.2, True), (0.9, False)):
-        draw, model = torch.Generator().manual_seed(0), Point([0.0])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        objective = fcco.constrained(model, optimizer, {"a": limit}, **settings)
-        for _ in range(200):
-            noise = 0.02 * torch.randn(2, generator=draw).double()
-            take_step(objective, lambda noise=noise, model=model: (
-                (model.w.sum() - 1 + noise[0]).square() / 2,
-                {"a": 0.5 + model.w.square().sum() + noise[1]},
-            ))  # fmt: skip
-        assert kinds(objective.report()) == ["multiplier-at-cap"] * found
 
 
 @pytest.mark.parametrize("name", alarms.NULL)

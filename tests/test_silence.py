@@ -512,44 +512,6 @@ def test_plain_loops_and_accumulation_are_silent(every, correction):
     train(dro(model, optimizer, correction), model, optimizer.step, 200, every)
 
 
-def test_closures_of_lbfgs_are_silent():
-    model, data = network(), Data()
-    optimizer = torch.optim.LBFGS(
-        model.parameters(), lr=1e-3, max_iter=130, tolerance_grad=-1, tolerance_change=-1
-    )
-    objective, calls = dro(model, optimizer), []
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = call(objective, model, data)
-        loss.backward()
-        calls.append(loss.item())
-        return loss
-
-    optimizer.step(closure)
-    assert len(calls) > 120  # in one step, and each at other parameters
-    assert objective.term.step == len(calls)
-
-
-def test_sam_is_silent():
-    model, data = network(), Data()
-    optimizer = sgd(model)
-    objective = dro(model, optimizer)
-    for _ in range(40):
-        call(objective, model, data).backward()
-        moves = [0.05 * p.grad for p in model.parameters()]  # type: ignore[operator]
-        with torch.no_grad():
-            for parameter, move in zip(model.parameters(), moves, strict=True):
-                parameter.add_(move)
-        optimizer.zero_grad()
-        call(objective, model, data).backward()
-        with torch.no_grad():
-            for parameter, move in zip(model.parameters(), moves, strict=True):
-                parameter.sub_(move)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def test_a_resumed_run_is_silent():
     model = network()
     optimizer = sgd(model)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -216,41 +213,6 @@ def test_a_closure_decides_inside_the_step():
     assert torch.equal(*paths)
 
 
-# Checkpoints.
-
-
-def adam_pair(model: nn.Module) -> Any:
-    return [torch.optim.Adam(model.parameters(), lr=lr) for lr in (0.02, 0.05)]
-
-
-def polyak_pair(model: nn.Module) -> Any:
-    return sgd(model, momentum=0.5), "polyak"
-
-
-@pytest.mark.parametrize("optimizers, cut", [(adam_pair, 7), (polyak_pair, 30)])
-def test_a_resumed_run_is_bitwise_the_same(optimizers: Callable, cut):
-    def build() -> dict[str, Any]:
-        model = Point(START)
-        first, second = optimizers(model)
-        options: Any = {"threshold": inverse_root, "constraint_optimizer": second}
-        objective = ssg(model, first, 3, **options)
-        return {"model": model, "objective": objective, "optimizer": objective.optimizer}
-
-    whole = build()
-    follow(whole["objective"], whole["model"], ONE[:cut])
-    file = io.BytesIO()
-    torch.save({name: each.state_dict() for name, each in whole.items()}, file)
-    follow(whole["objective"], whole["model"], ONE[cut:60])
-    again = build()
-    saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-    for name, each in again.items():
-        each.load_state_dict(saved[name])
-    follow(again["objective"], again["model"], ONE[cut:60])
-    assert torch.equal(whole["model"].w, again["model"].w)
-    assert torch.equal(whole["objective"].multipliers(), again["objective"].multipliers())
-    assert str(whole["optimizer"].state_dict()) == str(again["optimizer"].state_dict())
-
-
 # Refusals.
 
 
@@ -266,19 +228,6 @@ def test_one_optimizer_that_keeps_state_is_refused(make):
         ssg(model, optimizer, 3, threshold=0.0)
     model.w.grad = torch.ones_like(model.w)
     optimizer.step()  # and is not held by what was refused
-
-
-@pytest.mark.parametrize("options, message", [
-    ({"threshold": -0.1}, "ssg(threshold=...)` must be at least 0"),
-    ({"constraint_optimizer": "adam"}, "must be one of 'polyak'"),
-])  # fmt: skip
-def test_wrong_settings_are_refused(options, message):
-    model = Point(START)
-    settings: dict[str, Any] = {"limits": 3, "threshold": 0.1} | options
-    optimizer = sgd(model)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        ssg(model, optimizer, **settings)
-    optimizer.step()
 
 
 def test_a_threshold_schedule_that_falls_below_zero_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -215,44 +216,20 @@ def test_accumulated_steps_equal_one_batch_for_the_tracker_alone(log_space):
     assert several.steps == one.steps == 20
 
 
-def test_evaluation_between_micro_batches_leaves_the_open_step_alone():
-    def once(evaluate: bool):
-        model = Point(np.array([0.8, -0.6]))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        objective = fcco.methods.sonex(
-            model, optimizer, fcco.outer.Hinge(2.0), 4, smoothing=3.0, gamma=0.3
-        )
-        rng = np.random.default_rng(3)
-        for _ in range(4):
-            for ids, offsets in split(*batch(rng), 2):
-                inner = lambda ids=ids, offsets=offsets: values(model.w, ids, offsets)  # noqa: E731
-                (objective(inner, torch.as_tensor(ids)) / 2).backward()
-                if evaluate:
-                    objective.eval()
-                    objective(lambda: values(model.w, [0, 1], [0.0, 0.0]), torch.tensor([0, 1]))
-                    objective.train()
-                    with torch.no_grad():
-                        objective(inner, torch.as_tensor(ids))
-            optimizer.step()
-            optimizer.zero_grad()
-        return torch.cat([objective.term.tracker.value[:, 0], model.w.detach()])
+@pytest.mark.parametrize("at, correction", [("here", 0.7), ("average", 0.0), ("anchor", 0.5)])
+def test_a_look_between_micro_batches_leaves_the_open_step_alone(at, correction):
+    """Evaluations, also at other parameters: they come back, so that no parameter has moved.
 
-    assert torch.equal(once(False), once(True))
-
-
-@pytest.mark.parametrize("at, correction", [("average", 0.0), ("anchor", 0.5)])
-def test_a_look_at_other_parameters_between_micro_batches_leaves_the_open_step_alone(
-    at, correction
-):
-    """They come back, so that no parameter has moved; the graph of the batch stays valid too."""
+    The graph of the batch stays valid too.
+    """
 
     def once(look: bool):
         model = Point(np.array([0.8, -0.6]))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         output = fcco.optim.OutputIterate(optimizer, "average")
         proximal = fcco.optim.ProximalPoint(optimizer, nu=0.5, eta=0.2, inner_steps=3)
-        stepped, other = (optimizer, output.applied) if at == "average" else (
-            proximal, proximal.anchored
+        stepped, other = (proximal, proximal.anchored) if at == "anchor" else (
+            optimizer, output.applied if at == "average" else contextlib.nullcontext
         )  # fmt: skip
         tracker = fcco.tracker.InnerTracker(
             4, gamma=0.3, correction=correction, dtype=torch.float64
@@ -269,10 +246,13 @@ def test_a_look_at_other_parameters_between_micro_batches_leaves_the_open_step_a
                         objective(inner, torch.as_tensor(ids))
                         moved += (model.w - here).abs().sum().item()
                     assert torch.equal(model.w, here)
+                    objective.eval()
+                    objective(lambda: values(model.w, [0, 1], [0.0, 0.0]), torch.tensor([0, 1]))
+                    objective.train()
                 loss.backward()
             stepped.step()
             stepped.zero_grad()
-        assert tracker.steps == 5 and (moved > 0.01) == look
+        assert tracker.steps == 5 and (moved > 0.01) == (look and at != "here")
         return torch.cat([tracker.value[:, 0], model.w.detach()])
 
     assert torch.equal(once(False), once(True))

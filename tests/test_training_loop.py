@@ -392,26 +392,6 @@ def fresh_dynamo() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def test_compiled_model_given_to_the_objective():
-    """The wrapper itself may be the `model`; BatchNorm buffers behind it stay as they are."""
-    torch.manual_seed(0)
-    plain = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).double()
-    twin = copy.deepcopy(plain)
-    compiled: Any = torch.compile(plain, backend="aot_eager")
-    optimizer, other = sgd(compiled.parameters()), sgd(twin.parameters())
-    objective = Fcco(compiled, optimizer).objective
-    reference = Fcco(twin, other).objective
-    for x, y, group in batches(10):
-        for model, term, stepper in ((compiled, objective, optimizer), (twin, reference, other)):
-            term(lambda m=model, x=x, y=y: softplus(-y * m(x).squeeze(1)), group).backward()
-            stepper.step()
-            stepper.zero_grad()
-    assert int(plain[1].num_batches_tracked) == 10  # type: ignore[arg-type]
-    assert distance(plain, twin) < 1e-12
-    for ours, theirs in zip(plain.buffers(), twin.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("what", ["objective", pytest.param("step", marks=pytest.mark.slow)])
 def test_compiled_loop(what):
     """Graph breaks are allowed, another result is not."""
