@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -43,19 +43,14 @@ class Figures:
     """What one run ends with, on all training data, in the units of the original problem.
 
     Attributes:
-        objective: mean loss under constraints (or CVaR at the ratio that was trained for), mean
-            over the last fifth of the checkpoints; infinite when the run diverged.
-        violation: the largest, likewise; 0 without constraints.
+        objective: mean over the last fifth of the checkpoints; infinite when the run diverged.
+        violation: the largest, likewise.
         seconds: of all steps.
-        cvar: the CVaR at other ratios, where groups are trained.
-        spread: of a network, standard deviation of the differences of its two logits.
     """
 
     objective: float
-    violation: float = 0.0
+    violation: float
     seconds: float = 0.0
-    cvar: dict[str, float] = field(default_factory=dict)
-    spread: float = 0.0
 
 
 class Variant(Problem):
