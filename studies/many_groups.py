@@ -79,15 +79,15 @@ def group_dro(step: float) -> Method:
     return method
 
 
-def moving_average(weight: float) -> Method:
+def moving_average(weight: float, number: int = GROUPS, ratio: float = RATIO) -> Method:
     """The groups whose moving average is above the quantile of all count."""
-    average = torch.full((GROUPS,), torch.nan)
+    average = torch.full((number,), torch.nan)
 
     def method(losses: Tensor, index: Tensor) -> Tensor:
         new, old = losses.detach(), average[index]
         average[index] = torch.where(old.isnan(), new, old + weight * (new - old))
-        chosen = average[index] >= average.nanquantile(1 - RATIO)
-        return (chosen * losses).sum() / (RATIO * PER_BATCH)
+        chosen = average[index] >= average.nanquantile(1 - ratio)
+        return (chosen * losses).sum() / (ratio * len(losses))
 
     return method
 

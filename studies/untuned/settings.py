@@ -30,6 +30,7 @@ from torch.nn.functional import cross_entropy
 
 import fcco
 from studies import publish
+from studies.many_groups import moving_average
 from studies.runner import Job, Runner, command, parse, short
 
 BATCH, RATIO, RATIOS = 64, 0.15, (0.05, 0.15, 0.5, 1.0)
@@ -149,17 +150,9 @@ def uniform(*_: Any, **__: Any) -> Objective:
 def by_hand(
     model: nn.Module, optimizer: Any, number: int, ratio: float, gamma: float = 0.1
 ) -> Objective:
-    """Moving averages, their quantile as threshold, weight 1/r above it."""
-    u = torch.full((number,), torch.nan)
-
-    def loss(losses: Losses, group: Tensor) -> Tensor:
-        fresh, index, _ = fcco.group_mean(losses(), group)
-        old = torch.where(u[index].isnan(), fresh.detach(), u[index])
-        u[index] = (1 - gamma) * old + gamma * fresh.detach()
-        weight = (u >= u.nanquantile(1 - ratio)).to(fresh) / ratio
-        return (weight[index] * fresh).mean()
-
-    return loss
+    """A moving average of the losses of each group, the groups above its quantile count."""
+    weigh = moving_average(gamma, number, ratio)
+    return lambda losses, group: weigh(*fcco.group_mean(losses(), group)[:2])
 
 
 METHODS: dict[str, Callable[..., Objective]] = {
