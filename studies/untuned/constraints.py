@@ -19,10 +19,10 @@ from studies.constrained.problems import (
     NAMES,
     Batch,
     Builder,
-    Form,
     Problem,
     Score,
     Setting,
+    Stated,
     Stepper,
     adam,
     training_step,
@@ -31,7 +31,7 @@ from studies.constrained.problems import make as make_problem
 from studies.constrained.training import train
 from studies.runner import Job
 
-from .kinds import KINDS, Stated
+from .kinds import KINDS
 
 LEVEL = 0.005  # the largest violation that is accepted, in the units of the original problem
 PROBLEMS = (*NAMES, *KINDS)
@@ -86,9 +86,7 @@ class Variant(Problem):
 
         return repeated
 
-    def measure(
-        self, model: nn.Module, batch: Batch, form: Form = "signed"
-    ) -> tuple[Tensor, Tensor]:
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Loss and values of the base, scaled, the values repeated."""
         return self._stated(*self.base.measure(model, self._first(batch)))
 

@@ -4,7 +4,7 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,93 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 import fcco
-from fcco.terms.limits import Limit, bounds
-from studies.constrained.convex import linear
-from studies.constrained.problems import Batch, Form, Problem, Schedule, Score
-
-
-class Stated(Problem):
-    """A problem in the words of `fcco.constrained`: values, and limits of any kind.
-
-    The signed form, values at most 0, has each side of each limit; the score is in units.
-
-    Args:
-        schedule: of the training.
-        limits: as `fcco.constrained` takes them.
-        inputs: (groups, N, d); a batch has as many rows of each group.
-        targets: (groups, N).
-        rows: of each group in a batch.
-        units: the scale of each limit.
-    """
-
-    few = False  # a batch is a tenth of the usual one
-    least = 0.0  # the largest excess, in units, that can be had; 0 where all limits can hold
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        limits: Sequence[Limit],
-        inputs: Tensor,
-        targets: Tensor,
-        rows: int = 64,
-        units: Any = 1.0,
-    ) -> None:
-        self.schedule, self.inputs, self.targets, self.rows = schedule, inputs, targets, rows
-        self.units = torch.as_tensor(units).expand(len(limits))
-        pairs = [bounds("limits", k, limit) for k, limit in enumerate(limits)]
-        self.low, self.high = torch.tensor(pairs).T
-        self.num_constraints = int(self.low.isfinite().sum() + self.high.isfinite().sum())
-
-    def model(self) -> nn.Module:
-        return linear(self.inputs.shape[-1])
-
-    def tolerance(self) -> list[Any]:
-        wider = self.shift * self.units * (self.low < self.high)
-        pairs = torch.stack([self.low - wider, self.high + wider], 1).tolist()
-        return [tuple(pair) for pair in pairs]
-
-    def excess(self, values: Tensor, index: Tensor | None, shift: float) -> Tensor:
-        """By how much each side of each limit is exceeded."""
-        low, high, units = self.low, self.high, self.units
-        if index is not None:
-            low, high, units = low[index], high[index], units[index]
-        above, below = values - high - shift * units, low - values - shift * units
-        return torch.cat([above[high.isfinite()], below[low.isfinite()]])
-
-    def measure(
-        self, model: nn.Module, batch: Batch, form: Form = "signed"
-    ) -> tuple[Tensor, Tensor]:
-        """The loss, and the excesses; a hard rate has the gradient of its stand-in."""
-        loss, values = self.values(model, batch)
-        if isinstance(values, fcco.Measured):
-            soft = values.surrogate
-            values = values.value + (soft - soft.detach())
-        return loss, self.excess(values, batch.index, self.shift)
-
-    def batches(self, seed: int) -> Callable[[], Batch]:
-        """Independent draws."""
-        generator = torch.Generator().manual_seed(seed)
-        number = max(1, round(self.rows / 10)) if self.few else self.rows
-        return lambda: self.draw(generator, number)
-
-    def draw(self, generator: torch.Generator, number: int) -> Batch:
-        """So many rows of each group, one group after the other."""
-        groups, total, width = self.inputs.shape
-        rows = torch.randint(total, (groups, number), generator=generator)
-        inputs = self.inputs.gather(1, rows[..., None].expand(-1, -1, width))
-        return Batch(inputs.flatten(0, 1), self.targets.gather(1, rows).flatten())
-
-    def every(self) -> Batch:
-        """All data."""
-        return Batch(self.inputs.flatten(0, 1), self.targets.flatten())
-
-    @torch.no_grad()
-    def score(self, model: nn.Module) -> Score:
-        loss, values = self.values(model, self.every())
-        values = values.value if isinstance(values, fcco.Measured) else values
-        units = torch.cat([self.units[self.high.isfinite()], self.units[self.low.isfinite()]])
-        worst = (self.excess(values, None, 0.0) / units).max()
-        return Score(loss.item(), worst.item() - self.least)
+from studies.constrained.problems import Batch, Schedule, Stated
 
 
 def seeded() -> torch.Generator:
