@@ -110,6 +110,8 @@ class Stated(Problem):
         targets: (groups, N).
         rows: of each group in a batch.
         units: the scale of each limit.
+        hidden: units of a hidden layer; 0 for a linear score.
+        bias: whether a linear score has one.
     """
 
     few = False  # a batch is a tenth of the usual one
@@ -123,16 +125,22 @@ class Stated(Problem):
         targets: Tensor,
         rows: int = 64,
         units: Any = 1.0,
+        hidden: int = 0,
+        bias: bool = False,
     ) -> None:
         self.schedule, self.inputs, self.targets, self.rows = schedule, inputs, targets, rows
+        self.hidden, self.bias = hidden, bias
         self.units = torch.as_tensor(units).expand(len(limits))
         pairs = [bounds("limits", k, limit) for k, limit in enumerate(limits)]
         self.low, self.high = torch.tensor(pairs).T
         self.num_constraints = int(self.low.isfinite().sum() + self.high.isfinite().sum())
 
     def model(self) -> nn.Module:
-        """A linear score."""
-        return nn.Sequential(nn.Linear(self.inputs.shape[-1], 1, bias=False), nn.Flatten(0))
+        width = self.inputs.shape[-1]
+        if not self.hidden:
+            return nn.Sequential(nn.Linear(width, 1, bias=self.bias), nn.Flatten(0))
+        layers = nn.Linear(width, self.hidden), nn.Tanh(), nn.Linear(self.hidden, 1)
+        return nn.Sequential(*layers, nn.Flatten(0))
 
     @abc.abstractmethod
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:

@@ -34,10 +34,8 @@ class Rates(Stated):
             y = x[:, 0] + x[:, 1] + torch.randn(2000) > 0.6
         order = group.argsort(stable=True)
         inputs, targets = x[order].float().view(2, 1000, 3), y[order].float().view(2, 1000)
-        super().__init__(Schedule(600, 10, 2e-2), (0.05, 0.05), inputs, targets, rows=32)
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+        limits = (0.05, 0.05)
+        super().__init__(Schedule(600, 10, 2e-2), limits, inputs, targets, rows=32, bias=True)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean loss, and the signed gaps."""
@@ -52,10 +50,7 @@ class NeymanPearson(Stated):
     def __init__(self) -> None:
         inputs = torch.randn(2, 1000, 4, generator=seeded())
         inputs[1] += torch.tensor([1.0, 0.6, -0.4, 0.0])
-        super().__init__(Schedule(1000, 20, 2e-2), (0.1,), inputs, torch.zeros(2, 1000))
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+        super().__init__(Schedule(1000, 20, 2e-2), (0.1,), inputs, torch.zeros(2, 1000), hidden=8)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The logistic loss of one class, the rate of false alarms in the other."""
@@ -75,11 +70,8 @@ class Boundary(Stated):
         side = (torch.arange(20) + 0.5) / 20
         inner = torch.cartesian_prod(side, side)
         limits = [fcco.Equal(0.0)] * 32
-        super().__init__(Schedule(2000, 40, 1e-2), limits, inner[None], torch.zeros(1, len(inner)))
-
-    def model(self) -> nn.Module:
-        """One hidden layer, whose Laplacian is known."""
-        return nn.Sequential(nn.Linear(2, 24), nn.Tanh(), nn.Linear(24, 1))
+        targets = torch.zeros(1, len(inner))
+        super().__init__(Schedule(2000, 40, 1e-2), limits, inner[None], targets, hidden=24)
 
     def draw(self, generator: torch.Generator, number: int) -> Batch:
         """Points inside."""
@@ -87,13 +79,13 @@ class Boundary(Stated):
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean squared residual of u'' = f, and u less x^2 - y^2 + x on the boundary."""
-        first, _, last = model  # type: ignore[misc]
-        hidden = first(batch.inputs).tanh()
+        first, _, last, _ = model  # type: ignore[misc]
+        hidden = first(batch.inputs).tanh()  # the Laplacian of one layer is known
         bend = -2 * hidden * (1 - hidden.square()) * first.weight.square().sum(1)
         x, y = batch.inputs.unbind(1)
         f = -4 * ((torch.pi * x).sin() * (torch.pi * y).sin())
         x, y = self.edge.unbind(1)
-        off = model(self.edge).flatten() - (x.square() - y.square() + x)
+        off = model(self.edge) - (x.square() - y.square() + x)
         return ((bend * last.weight[0]).sum(1) - f).square().mean(), off
 
 
@@ -123,11 +115,7 @@ class Slopes(Stated):
         x = torch.linspace(-1, 1, 2000)
         targets = x + 0.4 * (5 * x).sin() + 0.2 * torch.randn(2000, generator=seeded())
         limits = [fcco.AtLeast(0.0)] * 2000
-        super().__init__(Schedule(2000, 40, 1e-2), limits, x[:, None], targets)
-
-    def model(self) -> nn.Module:
-        """One hidden layer, whose slope is known."""
-        return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+        super().__init__(Schedule(2000, 40, 1e-2), limits, x[:, None], targets, hidden=16)
 
     def draw(self, generator: torch.Generator, number: int) -> Batch:
         """Rows for the loss, others for the slopes."""
@@ -141,9 +129,9 @@ class Slopes(Stated):
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Half the mean squared error, the slopes."""
-        first, _, last = model  # type: ignore[misc]
+        first, _, last, _ = model  # type: ignore[misc]
         number = len(batch.targets)
-        hidden = first(batch.inputs).tanh()
+        hidden = first(batch.inputs).tanh()  # the slope of one layer is known
         error = last(hidden[:number]).flatten() - batch.targets
         slope = (1 - hidden[number:].square()) @ (last.weight[0] * first.weight[:, 0])
         return error.square().mean() / 2, slope
@@ -179,11 +167,8 @@ class Mixed(Stated):
         targets = (torch.rand(3000, generator=random) < score.sigmoid()).float()
         limits = (0.45, (200.0, 260.0), fcco.Equal(0.0), fcco.AtLeast(70.0))
         units = torch.tensor([1.0, 1000, 1, 100])
-        schedule = Schedule(1500, 30, 2e-2)
-        super().__init__(schedule, limits, inputs[None], targets[None], rows=120, units=units)
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+        own: dict[str, Any] = {"rows": 120, "units": units, "bias": True}
+        super().__init__(Schedule(1500, 30, 2e-2), limits, inputs[None], targets[None], **own)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean loss; means of predictions and of their products with features."""
