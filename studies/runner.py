@@ -98,6 +98,12 @@ class Runner:
             self._say(title, done, len(waiting), start)
         return self.of(jobs)
 
+    def each(self, jobs: Mapping[Any, Sequence[Job]], title: str = "runs") -> dict[Any, list[Any]]:
+        """The results by key; seed by seed, so that what was stopped has compared something."""
+        every = [job for own in jobs.values() for job in own]
+        self(sorted(every, key=lambda job: job.seed), title)
+        return {key: self.of(own) for key, own in jobs.items()}
+
     def of(self, jobs: Sequence[Job]) -> list[Any]:
         """The results of jobs that are known."""
         return [self.known[job.key] for job in jobs]
@@ -175,8 +181,7 @@ def tuned(
         places = choose({cell: [runner.of(own) for own in some] for cell, some in tried.items()})
     chosen = {cell: grid[places[cell]] for cell, grid in grids.items()}
     fresh = {cell: [job(cell, own, seed) for seed in seeds] for cell, own in chosen.items()}
-    runner([each for own in fresh.values() for each in own], "seeds")
-    return {cell: (chosen[cell], runner.of(own)) for cell, own in fresh.items()}
+    return {cell: (chosen[cell], runs) for cell, runs in runner.each(fresh, "seeds").items()}
 
 
 def short(missing: Exception) -> str:

@@ -214,10 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         first: int = 0, at: float = RATIO,
     ) -> list[float]:  # fmt: skip
         seeds = range(first, first + options.seeds)
-        jobs = [[Job(problem, row[0], column | row[1], s) for s in seeds] for column in columns]
-        runner([job for own in jobs for job in own], f"{problem}, {row[0]}")
-        ends = [[each["cvar"][str(at)] for each in runner.of(own)] for own in jobs]
-        return [round(statistics.fmean(own), 4) for own in ends]
+        jobs = {
+            k: [Job(problem, row[0], column | row[1], seed) for seed in seeds]
+            for k, column in enumerate(columns)
+        }
+        ends = runner.each(jobs, f"{problem}, {row[0]}").values()
+        return [round(statistics.fmean(run["cvar"][str(at)] for run in own), 4) for own in ends]
 
     found: dict[str, Any] = {"lrs": rates, "cells": [f"{name}, {lr:g}" for name, lr in cells]}
     own = [{"optimizer": name, "lr": lr, "shape": (16, 4)} for name, lr in cells]
