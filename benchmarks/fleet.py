@@ -48,39 +48,22 @@ METHODS = {
 Step = Callable[[], Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A method on a data set.
+def make(shape: dict[str, int] | None, **options: Any) -> FairnessProblem:
+    """The paper's setting on Adult, or on generated data of that shape."""
+    config = Fairness(
+        data="synthetic" if shape else "adult", score="unbounded", temperature=1.0, epochs=EPOCHS,
+        **{"hidden": (64, 64), "batch": 128, **options},
+    )  # fmt: skip
+    return FairnessProblem(config, loaded=two_groups_synthetic(**shape) if shape else None)
 
-    Args:
-        method: its word.
-        hidden: widths of the network.
-        batch: samples.
-        generated: shape of generated data; None for Adult.
-    """
 
-    method: str
-    hidden: tuple[int, ...] = (64, 64)
-    batch: int = 128
-    generated: tuple[tuple[str, int], ...] | None = None
-
-    def problem(self) -> FairnessProblem:
-        """Data in cells; the paper's setting."""
-        config = Fairness(
-            data="adult" if self.generated is None else "synthetic", score="unbounded",
-            temperature=1.0, hidden=self.hidden, batch=self.batch, epochs=EPOCHS,
-        )  # fmt: skip
-        if self.generated is None:
-            return FairnessProblem(config)
-        return FairnessProblem(config, loaded=two_groups_synthetic(**dict(self.generated)))
-
-    def runs(self, number: int) -> list[tuple[Method, int]]:
-        """Settings times five seeds: each setting has a learning rate of its own."""
-        base = METHODS[self.method]
-        return [
-            (dataclasses.replace(base, lr=base.lr * 1.0005 ** (place // SEEDS)), place % SEEDS)
-            for place in range(number)
-        ]
+def runs_of(method: str, number: int) -> list[tuple[Method, int]]:
+    """Settings times five seeds: each setting has a learning rate of its own."""
+    base = METHODS[method]
+    return [
+        (dataclasses.replace(base, lr=base.lr * 1.0005 ** (place // SEEDS)), place % SEEDS)
+        for place in range(number)
+    ]
 
 
 def found_adult() -> bool:
@@ -103,9 +86,10 @@ def several(step: Step, threads: int, device: str) -> tuple[Step, int]:
     return run, number
 
 
-def measure(case: Case, problem: FairnessProblem, size: int, device: str) -> dict[str, Any]:
+def measure(problem: FairnessProblem, method: str, size: int, device: str) -> dict[str, Any]:
     """One size, beside everything it is compared with."""
-    where, runs, threads = torch.device(device), case.runs(size), environment.available_cores()
+    where, runs = torch.device(device), runs_of(method, size)
+    threads = environment.available_cores()
     fit = size
     if size >= LARGE and device == "cuda":
         fit = fleets.capacity(lambda number: problem.fleet(runs[:number], where), size, where)
@@ -124,7 +108,7 @@ def measure(case: Case, problem: FairnessProblem, size: int, device: str) -> dic
     of_run = EPOCHS * training.steps_per_epoch
     died = sum(each >= 0 for each in training.died)
     return {
-        "method": case.method, "device": device, "runs": size, "fit": fit, "steps": of_run,
+        "method": method, "device": device, "runs": size, "fit": fit, "steps": of_run,
         "died": died, "rows": rows(Timings(per_step), of_run),
     }  # fmt: skip
 
@@ -167,21 +151,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shape = {"rows": 2000, "test_rows": 2000, "features": 107} if options.quick else None
     if shape is None and not found_adult():
         shape = ADULT
-    generated = None if shape is None else tuple(shape.items())
     source = "Adult" if shape is None else f"generated, {shape['rows']} rows"
     print(f"Data: {source}. Runs per second are extrapolated from steps, without evaluations.")
     devices = ["cpu", "cuda"] if options.device == "auto" else [options.device]
     devices = [d for d in devices if d == "cpu" or torch.cuda.is_available()]
     if not devices:
         parser.exit(1, "There is no GPU.\n")
-    results = []
+    results, problem = [], make(shape)
     for word in ["sonex"] if options.quick else METHODS:
-        case = Case(word, generated=generated)
-        problem = case.problem()
         for device in devices:
             for size in options.sizes or ((1, 20) if options.quick else SIZES):
                 print(f"{word}, {device}: {size} runs", file=sys.stderr, flush=True)
-                results.append(measure(case, problem, size, device))
+                results.append(measure(problem, word, size, device))
     print(publish.plain(table(results)))
     told = {"data": source, "extrapolated": "runs_per_second", "results": results}
     publish.conclude(options, f"fleet-speed-{devices[-1]}", told, device=devices[-1])

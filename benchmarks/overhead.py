@@ -78,7 +78,7 @@ def group_means(case: Case, number: int) -> Tensor:
 class PairwiseLimits:
     """The losses of 18 groups of a batch may differ by 0.05 at most: 306 constraints."""
 
-    name, groups, num_constraints, sampled = "pairs", 18, 306, False
+    groups, num_constraints, sampled = 18, 306, False
 
     def __init__(self, case: Case) -> None:
         self.case, self.schedule = case, Schedule(evaluations=1, every=1, lr=1e-4)
@@ -86,7 +86,7 @@ class PairwiseLimits:
         every = torch.cartesian_prod(torch.arange(self.groups), torch.arange(self.groups))
         self.first, self.second = every[every[:, 0] != every[:, 1]].T.to(case.device)
 
-    def measure(self, model: Any, batch: Any = None, form: Any = None) -> tuple[Tensor, Tensor]:
+    def measure(self, model: Any, batch: Any = None) -> tuple[Tensor, Tensor]:
         """The mean loss, and the differences less 0.05."""
         losses = self.case.losses()
         means = self.means @ losses.float()

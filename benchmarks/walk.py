@@ -8,9 +8,8 @@ written in a file of `fcco`: not those of torch, of the caller's own function, o
 dataclass's `__init__`), and not comprehensions. A generator counts once, however often it resumes.
 
 Walks are warm steps (the call, backward, optimizer step, zero_grad) of `CVaRGroupDRO`, of
-`constrained(...)` without settings and of `xrisk.AveragePrecision`; a round of three inner steps of
-`constrained(..., "alexr2")`; an eager step of a fleet of three default constrained runs; and
-`constrained(...)` of four named limits itself.
+`constrained(...)` without settings and of `xrisk.AveragePrecision`; an eager step of a fleet of
+three default constrained runs; and `constrained(...)` of four named limits itself.
 
 Keys of each walk in the JSON: `calls`; `files`, the distinct files among them; `switches`, how
 often a call lies in another file than the call before; `depth`, the deepest nesting of calls.
@@ -39,11 +38,8 @@ import fcco
 from .cases import stepping
 
 SOURCE = Path(fcco.__file__).parent
-BLOCKS, INNER_STEPS, MEMBERS, WARM_UP = 4, 3, 3, 4
-MEASURED = 15  # steps after which the default for limits acts; the first ten only measure
 LIMITS = {"a": 0.5, "b": 0.4, "c": 0.5, "d": 0.4}
-INDEX = torch.arange(BLOCKS).repeat_interleave(2)  # two samples per block
-CONSTRAINED: dict[str, Any] = {"penalty": 4.0, "smoothing": 0.1, "tolerance": 0.5}
+INDEX = torch.arange(len(LIMITS)).repeat_interleave(2)  # two samples of each
 
 
 class Call(NamedTuple):
@@ -114,7 +110,7 @@ def losses(model: nn.Module, x: Tensor) -> Tensor:
     return softplus(model(x).squeeze(-1))
 
 
-def warm(step: Callable[[], Any], steps: int = WARM_UP) -> list[Call]:
+def warm(step: Callable[[], Any], steps: int = 4) -> list[Call]:
     """The walk of a step after a few of them: first visits and imports are over."""
     for _ in range(steps):
         step()
@@ -128,16 +124,12 @@ def sonex_step() -> list[Call]:
     return warm(stepping(optimizer, lambda: dro(lambda: losses(model, x), INDEX)))
 
 
-def constrained_training(limits: Any = LIMITS, **settings: Any) -> Callable[[], None]:
-    model, optimizer = problem()
-    objective = fcco.constrained(model, optimizer, limits, **settings)
-    x = torch.randn(len(INDEX), 5)
-    steps: Any = objective.optimizer  # that of a double loop steps two
-    return stepping(steps, lambda: objective(lambda: (losses(model, x),) * 2, INDEX))
-
-
 def constrained_step() -> list[Call]:
-    return warm(constrained_training(), MEASURED)
+    model, optimizer = problem()
+    objective = fcco.constrained(model, optimizer, LIMITS)
+    x = torch.randn(len(INDEX), 5)
+    step = stepping(optimizer, lambda: objective(lambda: (losses(model, x),) * 2, INDEX))
+    return warm(step, 15)  # the first ten only measure
 
 
 def xrisk_step() -> list[Call]:
@@ -148,39 +140,31 @@ def xrisk_step() -> list[Call]:
     return warm(stepping(optimizer, lambda: risk(lambda: model(x).squeeze(1), labels, index)))
 
 
-def alexr2_round() -> list[Call]:
-    settings: dict[str, Any] = {"nu": 0.5, "eta": 0.1, "inner_steps": INNER_STEPS, **CONSTRAINED}
-    step = constrained_training(BLOCKS, method="alexr2", **settings)
-    return warm(lambda: [step() for _ in range(INNER_STEPS)])
-
-
 def fleet_step() -> list[Call]:
     members = []
-    for _ in range(MEMBERS):
+    for _ in range(3):
         model, optimizer = problem()
-        objective = fcco.constrained(model, optimizer, BLOCKS)
+        objective = fcco.constrained(model, optimizer, len(LIMITS))
         members.append(fcco.fleet.Member(model, optimizer, objective))
 
     def inner(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         values = losses(model, x)
-        return values.mean(), values.view(BLOCKS, -1).mean(1)
+        return values.mean(), values.view(len(LIMITS), -1).mean(1)
 
     fleet = fcco.fleet.Fleet(members, inner, mode="eager")
-    batch = torch.randn(MEMBERS, 2 * BLOCKS, 5)
+    batch = torch.randn(len(members), len(INDEX), 5)
     return warm(lambda: fleet.step(batch))
 
 
 def build_constrained() -> list[Call]:
-    problems = iter([problem() for _ in range(WARM_UP + 1)])
+    problems = iter([problem() for _ in range(5)])
     return warm(lambda: fcco.constrained(*next(problems), LIMITS))
 
 
 WALKS: dict[str, Callable[[], list[Call]]] = {
     walk.__name__: walk
-    for walk in (
-        sonex_step, constrained_step, xrisk_step, alexr2_round, fleet_step, build_constrained
-    )
-}  # fmt: skip
+    for walk in (sonex_step, constrained_step, xrisk_step, fleet_step, build_constrained)
+}
 
 
 def listing(calls: Sequence[Call]) -> str:

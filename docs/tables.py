@@ -108,12 +108,9 @@ def step_cost_gpu() -> list[list[str]]:
     return rows
 
 
-SETTINGS = "results/automatic-settings.json"  # of studies.untuned.settings
-
-
 def settings(first: str, names: dict[str, str]) -> list[list[str]]:
     """Rows of a table of settings: what the page calls them, and their names in the run."""
-    found = json.loads((DOCS / SETTINGS).read_text())
+    found = publish.table("automatic-settings")
     rows = [[first, *(f"lr {lr:g}" for lr in found["lrs"])]]
     for shown, name in names.items():
         rows.append([shown, *(f"{mean:.3f}" for mean in found["rows"][name])])
@@ -158,7 +155,7 @@ def settings_width() -> list[list[str]]:
 
 def settings_networks() -> list[list[str]]:
     """A network that can fit every group."""
-    found = json.loads((DOCS / SETTINGS).read_text())
+    found = publish.table("automatic-settings")
     names = {
         "the rule": "fcco",
         "fixed, 6.7": "SONEX 1",
@@ -167,6 +164,17 @@ def settings_networks() -> list[list[str]]:
     }
     rows = [[shown, *(f"{v:.3f}" for v in found["networks"][n])] for shown, n in names.items()]
     return [["", *found["cells"]], *rows]
+
+
+def settings_ratios() -> list[list[str]]:
+    """Trained for one ratio, measured at each; bold: the best for that ratio."""
+    found: dict[str, list[float]] = publish.table("automatic-settings")["ratios"]
+    least = [min(column) for column in zip(*found.values(), strict=True)]
+    rows = [["trained with ratio", *(f"CVaR {ratio}" for ratio in found)]]
+    for ratio, own in found.items():
+        shown = zip(own, least, strict=True)
+        rows.append([ratio, *(f"**{x:.3f}**" if x == low else f"{x:.3f}" for x, low in shown)])
+    return rows
 
 
 # Tables of `fcco compare`: a column is a figure and how it is shown, "±3" with the deviation.
@@ -351,6 +359,7 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "settings": settings_defaults,
     "settings-gamma": settings_gamma,
     "settings-networks": settings_networks,
+    "settings-ratios": settings_ratios,
     "settings-shape": settings_shape,
     "settings-width": settings_width,
     "paper-theory": paper.theory,

@@ -19,6 +19,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from fcco.certificate import certify
 from studies import publish
@@ -112,12 +113,6 @@ def crossed(shape: tuple[int, int, int], seed: int) -> Any:
     return rows, np.ones(segments), np.ones(segments)
 
 
-def student(chance: float, free: np.ndarray) -> np.ndarray:
-    from scipy import stats
-
-    return np.asarray(stats.t.isf(chance, free))
-
-
 Release = Callable[[tuple[int, int, int], int], Any]
 RELEASES: dict[str, Release] = {
     **{law.__name__: functools.partial(release, law) for law in LAWS},
@@ -144,8 +139,8 @@ def study(name: str, shape: tuple[int, int, int], releases: int) -> dict[str, An
         bounds = {
             "certificate": ours,
             "normal": mean + NormalDist().inv_cdf(1 - chance) * error,
-            "student": mean + student(chance, size - 1) * error,
-            "each": mean + student(1 - LEVEL, size - 1) * error,
+            "student": mean + stats.t.isf(chance, size - 1) * error,
+            "each": mean + stats.t.isf(1 - LEVEL, size - 1) * error,
         }
         for kind, bound in bounds.items():
             held[kind] = held.get(kind, 0) + bool((bound >= truth).all())

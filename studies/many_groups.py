@@ -79,15 +79,15 @@ def group_dro(step: float) -> Method:
     return method
 
 
-def moving_average(weight: float) -> Method:
+def moving_average(weight: float, number: int = GROUPS, ratio: float = RATIO) -> Method:
     """The groups whose moving average is above the quantile of all count."""
-    average = torch.full((GROUPS,), torch.nan)
+    average = torch.full((number,), torch.nan)
 
     def method(losses: Tensor, index: Tensor) -> Tensor:
         new, old = losses.detach(), average[index]
         average[index] = torch.where(old.isnan(), new, old + weight * (new - old))
-        chosen = average[index] >= average.nanquantile(1 - RATIO)
-        return (chosen * losses).sum() / (RATIO * PER_BATCH)
+        chosen = average[index] >= average.nanquantile(1 - ratio)
+        return (chosen * losses).sum() / (ratio * len(losses))
 
     return method
 
@@ -210,14 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = range(100, 100 + options.seeds) if options.quick else range(options.seeds)
     runner = Runner(run, dict, options.workers, options.out)
     jobs = {name: [Job("README", name, {}, seed) for seed in seeds] for name in (LEAST, *METHODS)}
-    runner([job for own in jobs.values() for job in own], "runs")
-    least = [row["least"] for row in runner.of(jobs.pop(LEAST))]
+    ends = runner.each(jobs)
+    least = [row["least"] for row in ends.pop(LEAST)]
     found = {
-        name: [
-            round(row["cvar"] - upper, 6)
-            for row, (upper, _) in zip(runner.of(own), least, strict=True)
-        ]
-        for name, own in jobs.items()
+        name: [round(r["cvar"] - upper, 6) for r, (upper, _) in zip(rows, least, strict=True)]
+        for name, rows in ends.items()
     }
     rows = [[n, publish.mean_std(own, 4), f"{max(own):.4f}"] for n, own in found.items()]
     print(publish.plain([["CVaR above the least possible", "mean ± std", "largest"], *rows]))

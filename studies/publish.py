@@ -43,17 +43,14 @@ def about(device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
     found = dict(machine(device))
     if found["device"] != "cpu":
         found["processor"] = found["device"]
-    program = Path(sys.argv[0])
-    names = [program.parent.name, *([] if program.stem == "__main__" else [program.stem])]
-    package = [program.parents[1].name] if program.stem == "__main__" else []
-    words, given = [], iter(sys.argv[1:])
+    words, given = ["python"], iter(sys.orig_argv[1:])  # -m studies.NAME ...
     for word in given:
         if word in _PLACES:
             next(given, None)
         elif word != "--publish" and word.partition("=")[0] not in _PLACES:
             words.append(word)
-    said = {"command": " ".join(["python -m", ".".join([*package, *names]), *words])}
-    return said | {key: found[key] for key in FACTS} | ({"revision": commit} if commit else {})
+    said = {"command": " ".join(words)} | {key: found[key] for key in FACTS}
+    return said | ({"revision": commit} if commit else {})
 
 
 def refuse_dirty(facts: Mapping[str, Any]) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import gzip
 import json
-import math
 import multiprocessing
 import sys
 import time
@@ -87,22 +85,24 @@ class Runner:
                         continue
                     self.known[entry["job"]] = self.result(**entry["trace"])
 
-    def __call__(self, jobs: Sequence[Job], title: str, until: float = math.inf) -> list[Any]:
-        """The results of the jobs, in their order, without those left out.
-
-        A job that has not begun at `until`, in seconds of `time.time`, is left out.
-        """
+    def __call__(self, jobs: Sequence[Job], title: str) -> list[Any]:
+        """The results of the jobs, in their order."""
         waiting = list({job.key: job for job in jobs if job.key not in self.known}.values())
         if waiting and not self.workers:
             raise LookupError(f"{title}: {len(waiting)} runs are missing, such as {waiting[0]}.")
         start = time.monotonic()
         if waiting and self.show is not None:
             print(f"{title}: {len(waiting)} jobs", file=self.show, flush=True)
-        for done, (job, trace) in enumerate(self._finished(waiting, until), start=1):
-            if trace is not None:
-                self._keep(job, trace)
-                self._say(title, done, len(waiting), start)
-        return self.of([job for job in jobs if job.key in self.known])
+        for done, (job, trace) in enumerate(self._finished(waiting), start=1):
+            self._keep(job, trace)
+            self._say(title, done, len(waiting), start)
+        return self.of(jobs)
+
+    def each(self, jobs: Mapping[Any, Sequence[Job]], title: str = "runs") -> dict[Any, list[Any]]:
+        """The results by key; seed by seed, so that what was stopped has compared something."""
+        every = [job for own in jobs.values() for job in own]
+        self(sorted(every, key=lambda job: job.seed), title)
+        return {key: self.of(own) for key, own in jobs.items()}
 
     def of(self, jobs: Sequence[Job]) -> list[Any]:
         """The results of jobs that are known."""
@@ -112,17 +112,16 @@ class Runner:
         """All results for a file, by the key of their job."""
         return {key: as_dict(trace) for key, trace in self.known.items()}
 
-    def _finished(self, jobs: list[Any], until: float) -> Iterator[tuple[Any, Any]]:
-        run = functools.partial(_in_time, self.run, until)
+    def _finished(self, jobs: list[Any]) -> Iterator[tuple[Any, Any]]:
         if self.workers <= 1 or len(jobs) <= 1:
-            yield from ((job, run(job)) for job in jobs)
+            yield from ((job, self.run(job)) for job in jobs)
             return
         # A fresh interpreter for each worker: threads of torch do not survive a fork.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(
             self.workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
         ) as pool:
-            futures = {pool.submit(run, job): job for job in jobs}
+            futures = {pool.submit(self.run, job): job for job in jobs}
             try:
                 yield from ((futures[each], each.result()) for each in as_completed(futures))
             except BaseException:
@@ -152,11 +151,6 @@ class Runner:
             left = (now - start) / done * (total - done) / 60
             text = f"{title}: {done}/{total} jobs, {left:.1f} min left"
             print(text, file=self.show, flush=True)
-
-
-def _in_time(run: Callable[[Any], Any], until: float, job: Any) -> Any:
-    """The result; None when it is too late to begin."""
-    return run(job) if time.time() < until else None
 
 
 def published_runs(name: str) -> Runner:
@@ -192,8 +186,7 @@ def tuned(
         places = choose({cell: [runner.of(own) for own in some] for cell, some in tried.items()})
     chosen = {cell: grid[places[cell]] for cell, grid in grids.items()}
     fresh = {cell: [job(cell, own, seed) for seed in seeds] for cell, own in chosen.items()}
-    runner([each for own in fresh.values() for each in own], "seeds")
-    return {cell: (chosen[cell], runner.of(own)) for cell, own in fresh.items()}
+    return {cell: (chosen[cell], runs) for cell, runs in runner.each(fresh, "seeds").items()}
 
 
 def short(missing: Exception) -> str:

@@ -139,10 +139,10 @@ def tokens(pairs: Sequence[Pair]) -> list[Tensor]:
 class Encoder(nn.Module):
     """MiniLM with its usual dropout, in bfloat16 on a GPU; called like a SentenceTransformer."""
 
-    def __init__(self, device: str, weights: str = "") -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
         self.device = device
-        self.backbone = backbones.build("minilm", weights=weights).to(device)
+        self.backbone = backbones.build("minilm").to(device)
         for part in self.backbone.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.1

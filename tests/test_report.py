@@ -14,7 +14,6 @@ from torch import Tensor
 import fcco
 from fcco.outer import Absolute, SquaredHinge
 from fcco.report import ConstraintReport, GroupReport
-from studies.untuned import alarms
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -443,18 +442,3 @@ def test_limits_that_cannot_all_hold_are_named_without_a_function() -> None:
     assert "'met'" not in text and "they cannot all hold" in text
 
 
-@pytest.mark.parametrize("name", alarms.NULL)
-def test_no_false_alarm(name: str) -> None:
-    assert alarms.NULL[name](0) == set()
-
-
-@pytest.mark.parametrize("name", alarms.WRONG)
-def test_what_is_wrong_is_found(name: str) -> None:
-    kind, situation = alarms.WRONG[name]
-    assert kind in situation(0)
-
-
-def test_the_study_of_alarms_counts_runs() -> None:
-    found = alarms.study(runs=2, only="never comes")
-    assert found["false alarms"] == {}
-    assert found["found"] == {"a group that never comes": {"finding": "never-seen", "found": 1.0}}

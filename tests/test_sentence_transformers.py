@@ -337,7 +337,7 @@ def test_the_study_runs(tmp_path, capsys, monkeypatch):
             return self.words(ids.long()).mean(1)
 
     ids = 1 + torch.arange(40)[:, None].repeat(1, 2)
-    monkeypatch.setattr(small_batches.backbones, "build", lambda name, weights: Tiny())
+    monkeypatch.setattr(small_batches.backbones, "build", lambda name: Tiny())
     monkeypatch.setattr(small_batches, "collect", lambda site, every: [])
     monkeypatch.setattr(small_batches, "tokens", lambda pairs: [ids, ids])
     out = tmp_path / "runs.jsonl"

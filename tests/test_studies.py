@@ -80,17 +80,6 @@ def test_a_job_that_fails_stops_those_that_wait(tmp_path: Path) -> None:
     assert len(runner.known) < 20
 
 
-def test_jobs_that_begin_too_late_are_left_out(tmp_path: Path) -> None:
-    runner = Runner(square, Square, 2, tmp_path / "runs", show=None)
-    runner([job(2)], "runs")
-    now, jobs = time.time(), [job(x) for x in range(4)]
-    assert runner(jobs, "runs", until=now - 1) == [Square(4)]
-    runner.workers = 1
-    assert runner(jobs, "runs", until=now - 1) == [Square(4)]
-    assert runner(jobs, "runs", until=now + 600) == [square(each) for each in jobs]
-    assert (tmp_path / "runs").read_text().count("\n") == 4
-
-
 @pytest.mark.parametrize("name", ["estimators", "group_dro", "identities", "xrisk"])
 def test_other_processes_can_import_what_runs_a_job(name: str) -> None:
     """A process that is started anew does not import the `__main__` of a package."""
@@ -135,8 +124,8 @@ def test_what_is_not_there_is_left_out_with_a_note(capsys: pytest.CaptureFixture
 
 def test_published_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They name the command without places of this machine, and are the same each time."""
-    words = "x/studies/xrisk/__main__.py --out /home/me/a --publish --seeds 3 --commit=abc1234"
-    monkeypatch.setattr(sys, "argv", words.split())
+    words = "/bin/python3 -m studies.xrisk --out /home/me/a --publish --seeds 3 --commit=abc1234"
+    monkeypatch.setattr(sys, "orig_argv", words.split())
     runs = {job(2).key: {"value": 4.0}}
     for _ in range(2):
         publish.write(tmp_path, {"mean": [math.inf, 1.0]}, runs, commit="abc1234")

@@ -124,7 +124,7 @@ def one_seed(batch: Batch, seed: int) -> Batch:
 
 @pytest.mark.parametrize(("entry", "problem"), TRIED)
 def test_batched_program_follows_the_public_objective(entry: Entry, problem: Problem) -> None:
-    points = first_points(entry, problem, 2)
+    points = first_points(entry, 2)
     for key in ("gain", "lr"):  # a loop with a large gain would amplify rounding
         if key in entry.tunes:
             points[:, entry.tunes.index(key)] *= 0.4

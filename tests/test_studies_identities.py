@@ -15,7 +15,7 @@ import torch
 from scipy.stats import beta
 from sklearn.metrics import roc_auc_score
 
-from studies import publish
+from studies import publish, small_batches
 from studies.identities import __main__ as command
 from studies.identities import comments, training
 from studies.runner import Job
@@ -197,34 +197,36 @@ def test_command(
     assert "is not here." in told and "FCCO_DATA" in told and "more" not in told
 
 
-@pytest.mark.slow
-def test_end_to_end(
-    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """All methods on a tiny network and tokens from files."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=8, max_position_embeddings=128,
-    )  # fmt: skip
-    transformers.BertModel(config).save_pretrained(tmp_path / "weights")
+def test_end_to_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """All methods on a tiny network in place of MiniLM, and random tokens."""
+
+    class Tiny(torch.nn.Module):
+        width = 8
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(40, self.width)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.words(ids).mean(1)
+
     generator = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "tokens.npz",
-        x=generator.integers(1, 40, (1500, 6)).astype(np.uint16),
-        y=np.arange(1500) % 2,
-        groups=generator.random((1500, 22)) < 0.2,
-        weight=np.ones(1500),
-        part=np.arange(1500) % 3,
-    )
+    found = {
+        "x": generator.integers(1, 40, (1500, 6)),
+        "y": np.arange(1500) % 2,
+        "groups": generator.random((1500, 22)) < 0.2,
+        "weight": np.ones(1500),
+        "part": np.arange(1500) % 3,
+    }
+    monkeypatch.setattr(comments, "read", lambda kind: found if kind == "tokens" else None)
+    monkeypatch.setattr(small_batches.backbones, "build", lambda name: Tiny())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    command.main(
-        f"--train all --tokens {tmp_path}/tokens.npz --weights {tmp_path}/weights --json --quick "
-        "--seeds 1 --workers 1".split()
-    )
+    monkeypatch.setattr(command, "QUICK_STEPS", 3)
+    comments.load.cache_clear()
+    command.main(["--train", "all", "--json", "--quick", "--seeds", "1", "--workers", "1"])
+    comments.load.cache_clear()
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["end to end"]
-    assert all(0 < own["auc"]["mean"] < 1 for own in figures.values()) and not asked
+    assert all(0 < own["auc"]["mean"] < 1 for own in figures.values())
 
 
 @pytest.mark.parametrize("problem", training.PLANS)

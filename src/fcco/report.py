@@ -1,7 +1,7 @@
 """Reports: a table of the values an objective has tracked, and findings with their remedies.
 
 `_TESTS` lists the findings: a new one is a row of it, and docs/recipes/troubleshooting.md has a
-table of the kinds. `python -m studies.untuned.alarms` counts how often each is right. Some need the
+table of the kinds. `tests/test_report_alarms.py` counts how often each is right. Some need the
 user's function, as `report(function=..., index=...)`. A report reads numbers from the device: make
 one now and then, not in every step.
 """

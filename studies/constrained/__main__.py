@@ -46,16 +46,14 @@ def compare(
         cell: report.choose([trace for (trace,) in own]) for cell, own in found.items()
     })  # fmt: skip
     shifted = {
-        cell: {
-            shift: [job(cell, setting, seed, shift) for seed in fresh]
-            for shift in ((0.0,) if quick else grids.MARGINS[grids.family(cell[0])])
-        }
+        (cell, shift): [job(cell, setting, seed, shift) for seed in fresh]
         for cell, (setting, _) in chosen.items()
+        for shift in ((0.0,) if quick else grids.MARGINS[grids.family(cell[0])])
     }
-    runner([each for own in shifted.values() for some in own.values() for each in some], "limits")
+    found = runner.each(shifted, "limits")
     results: dict[str, list[report.Result]] = {}
     for cell, (setting, _) in chosen.items():
-        runs = {shift: runner.of(own) for shift, own in shifted[cell].items()}
+        runs = {shift: runs for (own, shift), runs in found.items() if own == cell}
         results.setdefault(cell[0], []).append(report.Result(cell[1], setting, runs))
     return results
 

@@ -7,7 +7,6 @@ the mean difference to the truth over steps and constraints.
 
 from __future__ import annotations
 
-import copy
 import statistics
 
 import torch
@@ -27,7 +26,7 @@ def measure(
     """Bias of |gap| and of [|gap| - kappa]_+ for batches of 4 times `sizes` samples."""
     result: dict[str, list[float]] = {"batch": [4.0 * size for size in sizes]}
     for size in sizes:
-        smaller = copy.copy(problem)
+        smaller = problem.stated("pairs")
         smaller.per_cell = size
         for name, value in _one(smaller, steps, seed).items():
             result.setdefault(name, []).append(value)
@@ -40,7 +39,7 @@ def _one(problem: RocFairness, steps: int, seed: int) -> dict[str, float]:
     optimizer, draw = adam(problem, model), problem.batches(seed)
     outer = fcco.outer.TwoSidedHinge(problem.kappa, 14.0)
     objective = fcco.constrained(
-        model, optimizer, problem.num_constraints // 2, "sonex", outer=outer, smoothing=1e-2,
+        model, optimizer, problem.num_constraints, "sonex", outer=outer, smoothing=1e-2,
         gamma=0.02,
     )  # fmt: skip
     found: dict[str, list[float]] = {}
@@ -48,9 +47,9 @@ def _one(problem: RocFairness, steps: int, seed: int) -> dict[str, float]:
         batch = draw()
         if number > steps // 2 and number % 5 == 0:
             with torch.no_grad():
-                truth = problem.stated(problem.rates(model), "pairs")
+                truth = problem.gaps(problem.rates(model))
                 sources = {
-                    "batch": problem.measure(model, batch, "pairs")[1],
+                    "batch": problem.measure(model, batch)[1],
                     "tracked": objective.term.tracker.value,
                 }
             true = (truth[:, 0] - truth[:, 1]).abs()
@@ -60,7 +59,7 @@ def _one(problem: RocFairness, steps: int, seed: int) -> dict[str, float]:
                 hinges = relu(gap - problem.kappa) - relu(true - problem.kappa)
                 found.setdefault(f"gap {source}", []).append((gap - true).mean().item())
                 found.setdefault(f"hinge {source}", []).append(hinges.mean().item())
-        objective(lambda: problem.measure(model, batch, "pairs")).backward()  # noqa: B023
+        objective(lambda: problem.measure(model, batch)).backward()  # noqa: B023
         for group in optimizer.param_groups:  # the estimates settle as the learning rate falls
             group["lr"] = problem.schedule.lr * (1.0 if number < steps // 4 else 0.1)
         optimizer.step()

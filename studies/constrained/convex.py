@@ -9,15 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from .problems import Batch, Form, Problem, Schedule, Score
+from .problems import Batch, Schedule, Score, Stated
 
 
-def linear(features: int) -> nn.Module:
-    """A linear score."""
-    return nn.Sequential(nn.Linear(features, 1, bias=False), nn.Flatten(0))
-
-
-class GroupLosses(Problem):
+class GroupLosses(Stated):
     r"""Logistic regression on one population without giving up on ten others.
 
     .. math::
@@ -28,14 +23,12 @@ class GroupLosses(Problem):
     population and 8 of each group: the noise of a value is about 0.2.
     """
 
-    name = "convex"
     optimum = 0.380155
     num_constraints = 10
     samples, features = 200, 20
     batch_size, per_group = 64, 8
 
     def __init__(self) -> None:
-        self.schedule = Schedule(evaluations=2000, every=25, lr=2e-2)
         random = np.random.RandomState(0)
         number, size = self.num_constraints, self.samples
         common = random.randn(self.features) / np.sqrt(self.features) * 3
@@ -54,13 +47,10 @@ class GroupLosses(Problem):
                 for x, y in zip(parts[1:], labels[1:], strict=True)
             ]
         ).float()
-        self.inputs = torch.tensor(np.concatenate(parts)).float()
-        self.targets = torch.tensor(np.concatenate(labels)).float()
+        inputs = torch.tensor(np.concatenate(parts)).float()
+        targets = torch.tensor(np.concatenate(labels)).float()
         self.population = rows[0]
-
-    def model(self) -> nn.Module:
-        """A linear model."""
-        return linear(self.features)
+        super().__init__(Schedule(2000, 25, 2e-2), [0.0] * number, inputs, targets)
 
     def batches(self, seed: int) -> Callable[[], Batch]:
         """Uniform draws from the population and from each group."""
@@ -76,27 +66,21 @@ class GroupLosses(Problem):
 
         return draw
 
-    def measure(
-        self, model: nn.Module, batch: Batch, form: Form = "signed"
-    ) -> tuple[Tensor, Tensor]:
-        """Mean losses of the batch, those of the groups less their limits."""
-        return self._values(model, batch.inputs, batch.targets, self.batch_size, self.shift)
+    def every(self) -> Batch:
+        """All samples."""
+        return Batch(self.inputs, self.targets)
 
-    @torch.no_grad()
-    def score(self, model: nn.Module) -> Score:
-        """The same on all samples."""
-        loss, values = self._values(model, self.inputs, self.targets, self.population, 0.0)
-        return Score(loss.item(), values.max().item())
-
-    def _values(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, first: int, shift: float
-    ) -> tuple[Tensor, Tensor]:
-        losses = binary_cross_entropy_with_logits(model(inputs), targets, reduction="none")
-        values = losses[first:].view(self.num_constraints, -1).mean(1)
-        return losses[:first].mean(), values - self.limits - shift
+    def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The mean loss of the population, those of the groups less their limits."""
+        first = self.batch_size if len(batch.targets) < len(self.targets) else self.population
+        losses = binary_cross_entropy_with_logits(
+            model(batch.inputs), batch.targets, reduction="none"
+        )
+        groups = losses[first:].view(self.num_constraints, -1).mean(1)
+        return losses[:first].mean(), groups - self.limits
 
 
-class Segments(Problem):
+class Segments(Stated):
     r"""Least squares with a limit on the mean prediction in each of 1,000 segments.
 
     .. math::
@@ -106,31 +90,25 @@ class Segments(Problem):
     A batch has 64 rows for the loss, and 4 rows of each of 64 segments.
     """
 
-    name = "sampled"
     optimum = 0.194965
     sampled = True
     num_constraints = 1000
-    rows, features = 20, 20
+    samples, features = 20, 20  # rows of a segment
     batch_size, segments, per_segment = 64, 64, 4
 
     def __init__(self) -> None:
-        self.schedule = Schedule(evaluations=4000, every=50, lr=1e-2)
         random = np.random.RandomState(1)
         number = self.num_constraints
         rule = random.randn(self.features) / np.sqrt(self.features)
         other = 0.7 * rule + 0.5 * random.randn(self.features) / np.sqrt(self.features)
         centres = random.randn(number, 1, self.features)
-        inputs = centres + 0.2 * random.randn(number, self.rows, self.features)
-        targets = inputs @ rule + 0.5 * random.randn(number, self.rows)
+        inputs = centres + 0.2 * random.randn(number, self.samples, self.features)
+        targets = inputs @ rule + 0.5 * random.randn(number, self.samples)
         slack = 0.2 + random.rand(number)
-        self.inputs = torch.tensor(inputs).float()
-        self.targets = torch.tensor(targets).float()
-        self.means = self.inputs.mean(1)
         self.limits = torch.tensor(inputs.mean(1) @ other + slack).float()
-
-    def model(self) -> nn.Module:
-        """A linear model."""
-        return linear(self.features)
+        own = torch.tensor(inputs).float(), torch.tensor(targets).float()
+        super().__init__(Schedule(4000, 50, 1e-2), [0.0] * number, *own)
+        self.means = self.inputs.mean(1)
 
     def batches(self, seed: int) -> Callable[[], Batch]:
         """Uniform draws of rows, of segments without repetition, and of rows in each of them."""
@@ -142,21 +120,19 @@ class Segments(Problem):
             index = torch.randperm(self.num_constraints, generator=generator)[: self.segments]
             index = index.sort().values
             shape = (self.segments, self.per_segment)
-            within = torch.randint(self.rows, shape, generator=generator)
-            rows = torch.cat([first, (index[:, None] * self.rows + within).flatten()])
+            within = torch.randint(self.samples, shape, generator=generator)
+            rows = torch.cat([first, (index[:, None] * self.samples + within).flatten()])
             return Batch(inputs[rows], targets[first], index)
 
         return draw
 
-    def measure(
-        self, model: nn.Module, batch: Batch, form: Form = "signed"
-    ) -> tuple[Tensor, Tensor]:
+    def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Half the mean squared error, and the mean predictions less their limits."""
         assert batch.index is not None
         predicted = model(batch.inputs)
         errors = predicted[: self.batch_size] - batch.targets
         means = predicted[self.batch_size :].view(-1, self.per_segment).mean(1)
-        return errors.square().mean() / 2, means - self.limits[batch.index] - self.shift
+        return errors.square().mean() / 2, means - self.limits[batch.index]
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> Score:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from fcco_experiments.data import Part, load
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from .problems import Batch, Form, Problem, Schedule, Score
+from .problems import Batch, Problem, Schedule, Score
 
+Form = Literal["signed", "absolute", "pairs"]
 THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 
 
@@ -27,24 +29,22 @@ class RocFairness(Problem):
     the cells by their share in the data, so it estimates the mean over all rows.
 
     Args:
-        name: of the problem.
         table: features, labels, groups.
         schedule: of the training.
         kappa: the allowed gap.
         per_cell: samples of each cell in a batch.
     """
 
-    forms = ("signed", "absolute", "pairs")
+    form: Form = "signed"
 
     def __init__(
         self,
-        name: str,
         table: Part,
         schedule: Schedule | None = None,
         kappa: float = 0.005,
         per_cell: int = 32,
     ) -> None:
-        self.name, self.kappa, self.per_cell = name, kappa, per_cell
+        self.kappa, self.per_cell = kappa, per_cell
         self.schedule = schedule or Schedule(evaluations=2000, every=25, lr=5e-3)
         self.thresholds = torch.tensor(THRESHOLDS)
         self.num_constraints = 4 * len(THRESHOLDS)
@@ -55,7 +55,7 @@ class RocFairness(Problem):
         self.counts = torch.tensor([(cell == k).sum() for k in range(4)])
         if (self.counts == 0).any():
             raise ValueError(
-                f"`RocFairness({name!r})` needs samples of both labels in both groups but "
+                "`RocFairness` needs samples of both labels in both groups but "
                 f"the cells (group, label), in order, hold {self.counts.tolist()}."
             )
         self.starts = self.counts.cumsum(0) - self.counts
@@ -64,7 +64,7 @@ class RocFairness(Problem):
     @classmethod
     def load(cls, name: str) -> Self:
         """The problem on all training rows, from files that are there: nothing is fetched."""
-        return cls(name, load(name, download=False, validation=0.0).train)
+        return cls(load(name, download=False, validation=0.0).train)
 
     @property
     def limit(self) -> float:
@@ -90,15 +90,24 @@ class RocFairness(Problem):
 
         return draw
 
-    def measure(
-        self, model: nn.Module, batch: Batch, form: Form = "signed"
-    ) -> tuple[Tensor, Tensor]:
-        """The weighted loss, and the gaps: signed (28), absolute (14) or as pairs of rates."""
+    def stated(self, form: Form) -> Self:
+        """The constraints in another form.
+
+        `"signed"`, two for each gap, is unbiased; `"absolute"` is |gap| - kappa; `"pairs"` are the
+        two rates whose gap counts, without the shift.
+        """
+        other = copy.copy(self)
+        other.form = form
+        other.num_constraints = (4 if form == "signed" else 2) * len(THRESHOLDS)
+        return other
+
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The weighted loss, and the gaps in their form."""
         scores = model(batch.inputs)
         losses = binary_cross_entropy_with_logits(scores, batch.targets, reduction="none")
         cells = losses.view(4, -1).mean(1)
         rates = torch.sigmoid(scores.view(4, -1, 1) - self.thresholds).mean(1)
-        return self.prior @ cells, self.stated(rates, form)
+        return self.prior @ cells, self.gaps(rates)
 
     def rates(self, model: nn.Module) -> Tensor:
         """Those of all rows, (4 cells, 7 thresholds)."""
@@ -111,11 +120,11 @@ class RocFairness(Problem):
         rates = self.rates(model)
         return Score(objective, (rates[:2] - rates[2:]).abs().max().item() - self.kappa)
 
-    def stated(self, rates: Tensor, form: Form) -> Tensor:
+    def gaps(self, rates: Tensor) -> Tensor:
         """Rates (4 cells, 7 thresholds) as constraint values: labels 0 and 1 by thresholds."""
-        if form == "pairs":
+        if self.form == "pairs":
             return torch.stack([rates[:2].flatten(), rates[2:].flatten()], dim=1)
         gaps = (rates[:2] - rates[2:]).flatten()
-        if form == "absolute":
+        if self.form == "absolute":
             return gaps.abs() - self.limit
         return torch.cat([gaps, -gaps]) - self.limit

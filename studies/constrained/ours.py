@@ -9,6 +9,7 @@ from torch import nn
 
 import fcco
 
+from .fairness import RocFairness
 from .problems import Batch, Builder, Problem, Setting, Stepper, adam, training_step
 
 
@@ -30,21 +31,21 @@ def tracking(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
     if follow is not None:
         start, schedule = options["smoothing"], problem.schedule
         options["smoothing"] = lambda step: start * schedule.factor(step) ** follow
-    primal, number = adam(problem, model), problem.num_constraints
-    pairs = "pairs" in problem.forms and options["method"] != "squared-hinge"
-    if pairs:
-        limit = problem.limit - margin  # type: ignore[attr-defined]
-        outer = fcco.outer.TwoSidedHinge(max(limit, 0.0), options.pop("penalty"))
-        objective = fcco.constrained(model, primal, number // 2, outer=outer, **options)
+    primal = adam(problem, model)
+    if isinstance(problem, RocFairness) and options["method"] != "squared-hinge":
+        problem = problem.stated("pairs")
+        limit = max(problem.limit - margin, 0.0)
+        options["outer"] = fcco.outer.TwoSidedHinge(limit, options.pop("penalty"))
     else:
-        objective = fcco.constrained(model, primal, number, margin=margin, **options)
+        options["margin"] = margin
+    objective = fcco.constrained(model, primal, problem.num_constraints, **options)
     tracker = objective.term.tracker
     if from_zero:
         value = 0.0 if tracker.dim == 2 else -margin
         tracker.set_values(None, torch.full((tracker.num_inner, tracker.dim), value))
 
     def value_of(batch: Batch) -> Any:
-        return lambda: problem.measure(model, batch, "pairs" if pairs else "signed")
+        return lambda: problem.measure(model, batch)
 
     train = training_step(objective.optimizer, lambda b: objective(value_of(b), b.index))
     first = []

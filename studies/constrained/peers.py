@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .problems import Batch, Builder, Form, Problem, Setting, Stepper, adam
+from .problems import Batch, Builder, Problem, Setting, Stepper, adam
 
 _MODULES = {"Cooper": "cooper", "HCT": "humancompatible.train.dual_optim"}
 
@@ -31,11 +31,11 @@ def notes() -> list[str]:
     return [f"{names[p]} is left out: not installed (pip install '.[bench]')." for p in missing]
 
 
-def cooper_problem(problem: Problem, model: nn.Module, penalty: float | None, form: Form) -> Any:
+def cooper_problem(problem: Problem, model: nn.Module, penalty: float | None) -> Any:
     """A constrained minimisation problem with one vector constraint."""
     import cooper
 
-    number = problem.num_constraints // (2 if form == "absolute" else 1)
+    number = problem.num_constraints
     if problem.sampled:
         # Its sparse gradients make torch warn unless one says that the checks may stay off.
         torch.sparse.check_sparse_tensor_invariants.disable()
@@ -58,7 +58,7 @@ def cooper_problem(problem: Problem, model: nn.Module, penalty: float | None, fo
             )
 
         def compute_cmp_state(self, batch: Batch) -> Any:
-            loss, values = problem.measure(model, batch, form)
+            loss, values = problem.measure(model, batch)
             state = cooper.ConstraintState(violation=values, constraint_features=batch.index)
             return cooper.CMPState(loss=loss, observed_constraints={self.constraint: state})
 
@@ -73,12 +73,11 @@ def cooper_method(order: str, problem: Problem, model: nn.Module, setting: Setti
         problem: the problem.
         model: its model.
         setting: `dual_lr`; `penalty` for the augmented Lagrangian; `kp` and `nu` for nuPI;
-            `dual_decay`, whether the dual learning rate follows the primal schedule; `form`.
+            `dual_decay`, whether the dual learning rate follows the primal schedule.
     """
     from cooper import optim
 
-    form = setting.get("form", "signed")
-    constrained = cooper_problem(problem, model, setting.get("penalty"), form)
+    constrained = cooper_problem(problem, model, setting.get("penalty"))
     lr, parameters = setting["dual_lr"], list(constrained.dual_parameters())
     twice = order == "ExtrapolationConstrained"
     if twice:
@@ -110,15 +109,13 @@ def hct_method(kind: str, problem: Problem, model: nn.Module, setting: Setting) 
         problem: the problem.
         model: its model.
         setting: options of the class, with `moreau` (mu of the wrapper around the primal
-            optimizer), `dual_decay` (whether the dual step follows the primal schedule) and
-            `form`.
+            optimizer) and `dual_decay` (whether the dual step follows the primal schedule).
     """
     from humancompatible.train import dual_optim
 
     options = dict(setting)
-    form, moreau = options.pop("form", "signed"), options.pop("moreau", None)
-    decay = options.pop("dual_decay", False)
-    number = problem.num_constraints // (2 if form == "absolute" else 1)
+    decay, moreau = options.pop("dual_decay", False), options.pop("moreau", None)
+    number = problem.num_constraints
     if kind == "PBM":
         options["epoch_length"] = max(1, problem.schedule.evaluations // options.pop("epochs"))
     if kind in ("ALM", "nuPI"):
@@ -132,7 +129,7 @@ def hct_method(kind: str, problem: Problem, model: nn.Module, setting: Setting) 
         return values if index is None else torch.zeros(number).index_put((index,), values)
 
     def step(batch: Batch) -> None:
-        loss, values = problem.measure(model, batch, form)
+        loss, values = problem.measure(model, batch)
         dual.forward_update(loss, full(values, batch.index)).backward()
         optimizer.step()
         primal.zero_grad()

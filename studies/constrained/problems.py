@@ -5,14 +5,15 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-Form = Literal["signed", "absolute", "pairs"]
+import fcco
+from fcco.terms.limits import Limit, bounds
 
 NAMES = ("adult", "compas", "convex", "sampled")
 
@@ -53,21 +54,16 @@ class Problem(abc.ABC):
     """An objective under constraints g_i(w) <= 0 whose values are known from samples only.
 
     Attributes:
-        name: of the problem.
         schedule: the training that every method gets.
-        num_constraints: m, of the signed form.
+        num_constraints: m.
         sampled: whether a batch holds some of the constraints only.
-        forms: ways to state the constraints; `"signed"` (all problems) is unbiased, `"absolute"`
-            is |gap| - kappa, `"pairs"` the two rates whose gap counts.
         shift: training is for g_i(w) <= shift (a margin when negative), the score is for 0.
         optimum: the objective of the solution, where it is known.
     """
 
-    name: str
     schedule: Schedule
     num_constraints: int
     sampled = False
-    forms: tuple[Form, ...] = ("signed",)
     shift = 0.0
     optimum: float | None = None
 
@@ -80,10 +76,8 @@ class Problem(abc.ABC):
         """A stream of batches that depends on the seed alone."""
 
     @abc.abstractmethod
-    def measure(
-        self, model: nn.Module, batch: Batch, form: Form = "signed"
-    ) -> tuple[Tensor, Tensor]:
-        """Loss and constraint values of a batch, the values less the shift (not in pairs)."""
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Loss and constraint values of a batch, the values less the shift."""
 
     @abc.abstractmethod
     def score(self, model: nn.Module) -> Score:
@@ -94,7 +88,7 @@ class Problem(abc.ABC):
         return [0.0] * self.num_constraints
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        """The loss and what `tolerance` is for: the signed form, unless there is a plainer one."""
+        """The loss and what `tolerance` is for."""
         return self.measure(model, batch)
 
     def shifted(self, shift: float) -> Self:
@@ -102,6 +96,101 @@ class Problem(abc.ABC):
         other = copy.copy(self)
         other.shift = shift
         return other
+
+
+class Stated(Problem):
+    """A problem in the words of `fcco.constrained`: values, and limits of any kind.
+
+    `measure` has each side of each limit; the score is in units.
+
+    Args:
+        schedule: of the training.
+        limits: as `fcco.constrained` takes them.
+        inputs: (groups, N, d); a batch has as many rows of each group.
+        targets: (groups, N).
+        rows: of each group in a batch.
+        units: the scale of each limit.
+        hidden: units of a hidden layer; 0 for a linear score.
+        bias: whether a linear score has one.
+    """
+
+    few = False  # a batch is a tenth of the usual one
+    least = 0.0  # the largest excess, in units, that can be had; 0 where all limits can hold
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        limits: Sequence[Limit],
+        inputs: Tensor,
+        targets: Tensor,
+        rows: int = 64,
+        units: Any = 1.0,
+        hidden: int = 0,
+        bias: bool = False,
+    ) -> None:
+        self.schedule, self.inputs, self.targets, self.rows = schedule, inputs, targets, rows
+        self.hidden, self.bias = hidden, bias
+        self.units = torch.as_tensor(units).expand(len(limits))
+        pairs = [bounds("limits", k, limit) for k, limit in enumerate(limits)]
+        self.low, self.high = torch.tensor(pairs).T
+        self.num_constraints = int(self.low.isfinite().sum() + self.high.isfinite().sum())
+
+    def model(self) -> nn.Module:
+        width = self.inputs.shape[-1]
+        if not self.hidden:
+            return nn.Sequential(nn.Linear(width, 1, bias=self.bias), nn.Flatten(0))
+        layers = nn.Linear(width, self.hidden), nn.Tanh(), nn.Linear(self.hidden, 1)
+        return nn.Sequential(*layers, nn.Flatten(0))
+
+    @abc.abstractmethod
+    def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        """The loss and what is limited."""
+
+    def tolerance(self) -> list[Any]:
+        wider = self.shift * self.units * (self.low < self.high)
+        pairs = torch.stack([self.low - wider, self.high + wider], 1).tolist()
+        return [tuple(pair) for pair in pairs]
+
+    def excess(self, values: Tensor, index: Tensor | None, shift: float) -> Tensor:
+        """By how much each side of each limit is exceeded."""
+        low, high, units = self.low, self.high, self.units
+        if index is not None:
+            low, high, units = low[index], high[index], units[index]
+        above, below = values - high - shift * units, low - values - shift * units
+        return torch.cat([above[high.isfinite()], below[low.isfinite()]])
+
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss, and the excesses; a hard rate has the gradient of its stand-in."""
+        loss, values = self.values(model, batch)
+        if isinstance(values, fcco.Measured):
+            soft = values.surrogate
+            values = values.value + (soft - soft.detach())
+        return loss, self.excess(values, batch.index, self.shift)
+
+    def batches(self, seed: int) -> Callable[[], Batch]:
+        """Independent draws."""
+        generator = torch.Generator().manual_seed(seed)
+        number = max(1, round(self.rows / 10)) if self.few else self.rows
+        return lambda: self.draw(generator, number)
+
+    def draw(self, generator: torch.Generator, number: int) -> Batch:
+        """So many rows of each group, one group after the other."""
+        groups, total, width = self.inputs.shape
+        rows = torch.randint(total, (groups, number), generator=generator)
+        inputs = self.inputs.gather(1, rows[..., None].expand(-1, -1, width))
+        return Batch(inputs.flatten(0, 1), self.targets.gather(1, rows).flatten())
+
+    def every(self) -> Batch:
+        """All data."""
+        return Batch(self.inputs.flatten(0, 1), self.targets.flatten())
+
+    @torch.no_grad()
+    def score(self, model: nn.Module) -> Score:
+        loss, values = self.values(model, self.every())
+        values = values.value if isinstance(values, fcco.Measured) else values
+        units = torch.cat([self.units[self.high.isfinite()], self.units[self.low.isfinite()]])
+        worst = (self.excess(values, None, 0.0) / units).max()
+        return Score(loss.item(), worst.item() - self.least)
 
 
 @functools.lru_cache

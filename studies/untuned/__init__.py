@@ -1,1 +1,1 @@
-"""The library without any setting, beside peers with their defaults and the best tuned results."""
+"""Constraints without any setting, beside peers with their defaults and the best tuned results."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -19,10 +19,10 @@ from studies.constrained.problems import (
     NAMES,
     Batch,
     Builder,
-    Form,
     Problem,
     Score,
     Setting,
+    Stated,
     Stepper,
     adam,
     training_step,
@@ -31,7 +31,7 @@ from studies.constrained.problems import make as make_problem
 from studies.constrained.training import train
 from studies.runner import Job
 
-from .kinds import KINDS, Stated
+from .kinds import KINDS
 
 LEVEL = 0.005  # the largest violation that is accepted, in the units of the original problem
 PROBLEMS = (*NAMES, *KINDS)
@@ -43,19 +43,14 @@ class Figures:
     """What one run ends with, on all training data, in the units of the original problem.
 
     Attributes:
-        objective: mean loss under constraints (or CVaR at the ratio that was trained for), mean
-            over the last fifth of the checkpoints; infinite when the run diverged.
-        violation: the largest, likewise; 0 without constraints.
+        objective: mean over the last fifth of the checkpoints; infinite when the run diverged.
+        violation: the largest, likewise.
         seconds: of all steps.
-        cvar: the CVaR at other ratios, where groups are trained.
-        spread: of a network, standard deviation of the differences of its two logits.
     """
 
     objective: float
-    violation: float = 0.0
+    violation: float
     seconds: float = 0.0
-    cvar: dict[str, float] = field(default_factory=dict)
-    spread: float = 0.0
 
 
 class Variant(Problem):
@@ -91,9 +86,7 @@ class Variant(Problem):
 
         return repeated
 
-    def measure(
-        self, model: nn.Module, batch: Batch, form: Form = "signed"
-    ) -> tuple[Tensor, Tensor]:
+    def measure(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Loss and values of the base, scaled, the values repeated."""
         return self._stated(*self.base.measure(model, self._first(batch)))
 

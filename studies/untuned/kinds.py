@@ -4,7 +4,7 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,93 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 import fcco
-from fcco.terms.limits import Limit, bounds
-from studies.constrained.convex import linear
-from studies.constrained.problems import Batch, Form, Problem, Schedule, Score
-
-
-class Stated(Problem):
-    """A problem in the words of `fcco.constrained`: values, and limits of any kind.
-
-    The signed form, values at most 0, has each side of each limit; the score is in units.
-
-    Args:
-        schedule: of the training.
-        limits: as `fcco.constrained` takes them.
-        inputs: (groups, N, d); a batch has as many rows of each group.
-        targets: (groups, N).
-        rows: of each group in a batch.
-        units: the scale of each limit.
-    """
-
-    few = False  # a batch is a tenth of the usual one
-    least = 0.0  # the largest excess, in units, that can be had; 0 where all limits can hold
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        limits: Sequence[Limit],
-        inputs: Tensor,
-        targets: Tensor,
-        rows: int = 64,
-        units: Any = 1.0,
-    ) -> None:
-        self.schedule, self.inputs, self.targets, self.rows = schedule, inputs, targets, rows
-        self.units = torch.as_tensor(units).expand(len(limits))
-        pairs = [bounds("limits", k, limit) for k, limit in enumerate(limits)]
-        self.low, self.high = torch.tensor(pairs).T
-        self.num_constraints = int(self.low.isfinite().sum() + self.high.isfinite().sum())
-
-    def model(self) -> nn.Module:
-        return linear(self.inputs.shape[-1])
-
-    def tolerance(self) -> list[Any]:
-        wider = self.shift * self.units * (self.low < self.high)
-        pairs = torch.stack([self.low - wider, self.high + wider], 1).tolist()
-        return [tuple(pair) for pair in pairs]
-
-    def excess(self, values: Tensor, index: Tensor | None, shift: float) -> Tensor:
-        """By how much each side of each limit is exceeded."""
-        low, high, units = self.low, self.high, self.units
-        if index is not None:
-            low, high, units = low[index], high[index], units[index]
-        above, below = values - high - shift * units, low - values - shift * units
-        return torch.cat([above[high.isfinite()], below[low.isfinite()]])
-
-    def measure(
-        self, model: nn.Module, batch: Batch, form: Form = "signed"
-    ) -> tuple[Tensor, Tensor]:
-        """The loss, and the excesses; a hard rate has the gradient of its stand-in."""
-        loss, values = self.values(model, batch)
-        if isinstance(values, fcco.Measured):
-            soft = values.surrogate
-            values = values.value + (soft - soft.detach())
-        return loss, self.excess(values, batch.index, self.shift)
-
-    def batches(self, seed: int) -> Callable[[], Batch]:
-        """Independent draws."""
-        generator = torch.Generator().manual_seed(seed)
-        number = max(1, round(self.rows / 10)) if self.few else self.rows
-        return lambda: self.draw(generator, number)
-
-    def draw(self, generator: torch.Generator, number: int) -> Batch:
-        """So many rows of each group, one group after the other."""
-        groups, total, width = self.inputs.shape
-        rows = torch.randint(total, (groups, number), generator=generator)
-        inputs = self.inputs.gather(1, rows[..., None].expand(-1, -1, width))
-        return Batch(inputs.flatten(0, 1), self.targets.gather(1, rows).flatten())
-
-    def every(self) -> Batch:
-        """All data."""
-        return Batch(self.inputs.flatten(0, 1), self.targets.flatten())
-
-    @torch.no_grad()
-    def score(self, model: nn.Module) -> Score:
-        loss, values = self.values(model, self.every())
-        values = values.value if isinstance(values, fcco.Measured) else values
-        units = torch.cat([self.units[self.high.isfinite()], self.units[self.low.isfinite()]])
-        worst = (self.excess(values, None, 0.0) / units).max()
-        return Score(loss.item(), worst.item() - self.least)
+from studies.constrained.problems import Batch, Schedule, Stated
 
 
 def seeded() -> torch.Generator:
@@ -120,10 +34,8 @@ class Rates(Stated):
             y = x[:, 0] + x[:, 1] + torch.randn(2000) > 0.6
         order = group.argsort(stable=True)
         inputs, targets = x[order].float().view(2, 1000, 3), y[order].float().view(2, 1000)
-        super().__init__(Schedule(600, 10, 2e-2), (0.05, 0.05), inputs, targets, rows=32)
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+        limits = (0.05, 0.05)
+        super().__init__(Schedule(600, 10, 2e-2), limits, inputs, targets, rows=32, bias=True)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean loss, and the signed gaps."""
@@ -138,10 +50,7 @@ class NeymanPearson(Stated):
     def __init__(self) -> None:
         inputs = torch.randn(2, 1000, 4, generator=seeded())
         inputs[1] += torch.tensor([1.0, 0.6, -0.4, 0.0])
-        super().__init__(Schedule(1000, 20, 2e-2), (0.1,), inputs, torch.zeros(2, 1000))
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+        super().__init__(Schedule(1000, 20, 2e-2), (0.1,), inputs, torch.zeros(2, 1000), hidden=8)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The logistic loss of one class, the rate of false alarms in the other."""
@@ -161,11 +70,8 @@ class Boundary(Stated):
         side = (torch.arange(20) + 0.5) / 20
         inner = torch.cartesian_prod(side, side)
         limits = [fcco.Equal(0.0)] * 32
-        super().__init__(Schedule(2000, 40, 1e-2), limits, inner[None], torch.zeros(1, len(inner)))
-
-    def model(self) -> nn.Module:
-        """One hidden layer, whose Laplacian is known."""
-        return nn.Sequential(nn.Linear(2, 24), nn.Tanh(), nn.Linear(24, 1))
+        targets = torch.zeros(1, len(inner))
+        super().__init__(Schedule(2000, 40, 1e-2), limits, inner[None], targets, hidden=24)
 
     def draw(self, generator: torch.Generator, number: int) -> Batch:
         """Points inside."""
@@ -173,13 +79,13 @@ class Boundary(Stated):
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean squared residual of u'' = f, and u less x^2 - y^2 + x on the boundary."""
-        first, _, last = model  # type: ignore[misc]
-        hidden = first(batch.inputs).tanh()
+        first, _, last, _ = model  # type: ignore[misc]
+        hidden = first(batch.inputs).tanh()  # the Laplacian of one layer is known
         bend = -2 * hidden * (1 - hidden.square()) * first.weight.square().sum(1)
         x, y = batch.inputs.unbind(1)
         f = -4 * ((torch.pi * x).sin() * (torch.pi * y).sin())
         x, y = self.edge.unbind(1)
-        off = model(self.edge).flatten() - (x.square() - y.square() + x)
+        off = model(self.edge) - (x.square() - y.square() + x)
         return ((bend * last.weight[0]).sum(1) - f).square().mean(), off
 
 
@@ -209,11 +115,7 @@ class Slopes(Stated):
         x = torch.linspace(-1, 1, 2000)
         targets = x + 0.4 * (5 * x).sin() + 0.2 * torch.randn(2000, generator=seeded())
         limits = [fcco.AtLeast(0.0)] * 2000
-        super().__init__(Schedule(2000, 40, 1e-2), limits, x[:, None], targets)
-
-    def model(self) -> nn.Module:
-        """One hidden layer, whose slope is known."""
-        return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+        super().__init__(Schedule(2000, 40, 1e-2), limits, x[:, None], targets, hidden=16)
 
     def draw(self, generator: torch.Generator, number: int) -> Batch:
         """Rows for the loss, others for the slopes."""
@@ -227,9 +129,9 @@ class Slopes(Stated):
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Half the mean squared error, the slopes."""
-        first, _, last = model  # type: ignore[misc]
+        first, _, last, _ = model  # type: ignore[misc]
         number = len(batch.targets)
-        hidden = first(batch.inputs).tanh()
+        hidden = first(batch.inputs).tanh()  # the slope of one layer is known
         error = last(hidden[:number]).flatten() - batch.targets
         slope = (1 - hidden[number:].square()) @ (last.weight[0] * first.weight[:, 0])
         return error.square().mean() / 2, slope
@@ -265,11 +167,8 @@ class Mixed(Stated):
         targets = (torch.rand(3000, generator=random) < score.sigmoid()).float()
         limits = (0.45, (200.0, 260.0), fcco.Equal(0.0), fcco.AtLeast(70.0))
         units = torch.tensor([1.0, 1000, 1, 100])
-        schedule = Schedule(1500, 30, 2e-2)
-        super().__init__(schedule, limits, inputs[None], targets[None], rows=120, units=units)
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+        own: dict[str, Any] = {"rows": 120, "units": units, "bias": True}
+        super().__init__(Schedule(1500, 30, 2e-2), limits, inputs[None], targets[None], **own)
 
     def values(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """The mean loss; means of predictions and of their products with features."""

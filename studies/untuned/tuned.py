@@ -1,9 +1,8 @@
 """The best that tuning gives, by any library: settings that searches with seed 0 chose, as data.
 
-Constraints: of the methods that lead each table of docs/research/details/constrained.md the row of
-its grid (`studies.constrained.grids`) that has the least objective at a violation of 0.005, read
-off a path of shifted limits. Groups: about 90 settings of all methods at three learning rates. The
-searches were those of `python -m studies.untuned.tuned` at commit 8eabf04.
+Of the methods that lead each table of docs/research/details/constrained.md the row of its grid
+(`studies.constrained.grids`) that has the least objective at a violation of 0.005, read off a path
+of shifted limits. The searches were those of `python -m studies.untuned.tuned` at commit 8eabf04.
 """
 
 from __future__ import annotations
@@ -63,38 +62,3 @@ CONSTRAINTS: dict[str, Tuned] = {
         ),
     ]
 }  # fmt: skip
-
-NEW: dict[str, Any] = {"read": "new", "correction": 0.0}
-OLD: dict[str, Any] = {"read": "old", "correction": 0.1}
-GROUPS: dict[str, Tuned] = {
-    "celeba": [
-        ("OOA", {"step": 0.01, "lr": 0.01, "shape": [8, 8]}),
-        ("fcco", {"smoothing": 0.1, "gamma": 0.9, "lr": 0.01, **NEW}),
-        ("EMA + quantile", {"gamma": 0.3, "lr": 0.01}),
-    ],
-    "sentiment": [
-        ("OOA", {"step": 0.01, "lr": 0.01}),
-        ("fcco", {"smoothing": 0.1, "gamma": 0.1, "lr": 0.01, "shape": [8, 8], **NEW}),
-        ("uniform", {"lr": 0.01}),
-    ],
-    "amazon": [
-        ("fcco", {"smoothing": 0.02, "gamma": 0.9, "lr": 0.01, **NEW}),
-        ("EMA + quantile", {"gamma": 0.9, "lr": 0.01}),
-        ("ERM", {"lr": 0.1}),
-    ],
-    "reviews": [
-        ("fcco", {"smoothing": 0.0, "gamma": 0.1, "lr": 0.03, **NEW}),
-        ("EMA + quantile", {"gamma": 0.1, "lr": 0.03}),
-        ("OOA", {"step": 0.1, "lr": 0.03}),
-    ],
-    "S2": [
-        ("fcco", {"smoothing": 0.1, "gamma": 0.3, "lr": 0.01, **OLD}),
-        ("ERM", {"lr": 0.1}),
-        ("uniform", {"lr": 0.01}),
-    ],
-    "quick start": [
-        ("OOA", {"step": 0.1, "lr": 0.03, "shape": [8, 8]}),
-        ("fcco", {"smoothing": 0.02, "gamma": 0.1, "lr": 0.03, **OLD}),
-        ("EMA + quantile", {"gamma": 0.1, "lr": 0.03}),
-    ],
-}

@@ -1,52 +1,32 @@
 """How often each finding of `report()` is right: false alarms, and detections.
 
-    python -m studies.untuned.alarms --json            # 50 runs of each situation
-    python -m studies.untuned.alarms --seeds 10 --only swinging
-
 In the situations `NULL` nothing is wrong: groups that are equally good, in models that stand still
 or learn; groups that must trade off; limits that can be met. A report is made several times in a
 run, and any finding is a false alarm. Each situation of `WRONG` is made for one finding. Values
-come from random numbers, so that what is true is known: nothing here needs data.
+come from random numbers, so that what is true is known. The slow tests count in 50 runs each.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
+from problems import Point, take_step
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import fcco
 from fcco.groups import GroupMeans
-from studies import publish
-from studies.runner import command, parse
 
 Kinds = set[str]
 Situation = Callable[[int], Kinds]
 
-FALSE, FOUND = 1 / 50, 45 / 50  # at most, and at least
-
-
-class Point(nn.Module):
-    """A model that is one vector of parameters."""
-
-    def __init__(self, number: int = 1) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(number, dtype=torch.float64))
-
 
 def kinds(report: Any) -> Kinds:
     return {finding.kind for finding in report.findings}
-
-
-def descend(objective: Any, function: Callable[[], Any], index: Any = None) -> None:
-    objective(function, index).backward()
-    objective.optimizer.step()
-    objective.optimizer.zero_grad()
 
 
 def given_losses(
@@ -64,7 +44,7 @@ def given_losses(
 
     Those of samples are spread by `spread` of their mean, as exponential numbers are.
     """
-    draw, model = torch.Generator().manual_seed(seed), Point()
+    draw, model = torch.Generator().manual_seed(seed), Point([0.0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     dro = fcco.CVaRGroupDRO(model, optimizer, number, 0.2, **settings)
     for step in range(1, steps + 1):
@@ -97,14 +77,14 @@ def equal_groups(
 
 def trade_off(rate: float, momentum: float, seed: int, **settings: Any) -> Kinds:
     """Eight groups that want eight places."""
-    draw, model = torch.Generator().manual_seed(seed), Point(4)
+    draw, model = torch.Generator().manual_seed(seed), Point(torch.zeros(4))
     places = torch.randn(8, 4, generator=draw, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
     dro = fcco.CVaRGroupDRO(model, optimizer, 8, 0.25, **settings)
     index = torch.arange(8).repeat_interleave(4)
     for _ in range(200):
         noise = 0.3 * torch.randn(32, 4, generator=draw, dtype=torch.float64)
-        descend(dro, lambda e=noise: (model.w - places[index] + e).square().sum(1) / 2, index)
+        take_step(dro, lambda e=noise: (model.w - places[index] + e).square().sum(1) / 2, index)
     return kinds(dro.report())
 
 
@@ -124,7 +104,7 @@ def network(
     )
     for step in range(1, 151):
         rows = sampler.draw()
-        descend(
+        take_step(
             dro,
             lambda rows=rows: binary_cross_entropy_with_logits(
                 model(x[rows]), y[rows], reduction="none"
@@ -149,7 +129,11 @@ def limited(
     **settings: Any,
 ) -> Kinds:
     """Minimise |w - goal|^2 / 2 under limits of values with noise."""
-    draw, model, found = torch.Generator().manual_seed(seed), Point(parameters), set[str]()
+    draw, model, found = (
+        torch.Generator().manual_seed(seed),
+        Point(torch.zeros(parameters)),
+        set[str](),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     names = [str(k) for k in range(len(values(model.w)))]
     named: dict[str, Any] = dict.fromkeys(names, limits)
@@ -161,7 +145,7 @@ def limited(
 
     for step in range(1, steps + 1):
         e = noise * torch.randn(1 + len(names), generator=draw, dtype=torch.float64)
-        descend(objective, lambda e=e: function(e))
+        take_step(objective, lambda e=e: function(e))
         if step in (*times, steps):
             once = (lambda e=e: function(e)) if with_function else None
             found |= kinds(objective.report(function=once))
@@ -187,9 +171,11 @@ def last(*arguments: Any, **settings: Any) -> Kinds:
 
 
 def never_drawn(seed: int) -> Kinds:
-    dro = fcco.CVaRGroupDRO(model := Point(), torch.optim.SGD(model.parameters(), lr=0.0), 4, 0.5)
+    dro = fcco.CVaRGroupDRO(
+        model := Point([0.0]), torch.optim.SGD(model.parameters(), lr=0.0), 4, 0.5
+    )
     losses = torch.rand(3, generator=torch.Generator().manual_seed(seed)).double()
-    descend(dro, lambda: losses + 0 * model.w, [0, 1, 3])
+    take_step(dro, lambda: losses + 0 * model.w, [0, 1, 3])
     return kinds(dro.report())
 
 
@@ -245,7 +231,7 @@ WRONG: dict[str, tuple[str, Situation]] = {
         partial(last, 16, 4, either_label, 80, spread=0.01),
     ),
     "a learning rate that is too large": ("swinging", large_lr),
-    "groups learnt by heart": ("overfitted", overfitted),
+    "overfitted groups": ("overfitted", overfitted),
     "a small gamma while losses move": (
         "estimates-lag",
         partial(last, 200, 16, rising, 80, gamma=0.05, spread=0.1),
@@ -272,34 +258,25 @@ WRONG: dict[str, tuple[str, Situation]] = {
 }
 
 
-def study(runs: int = 50, only: str = "") -> dict[str, Any]:
-    """The shares of runs with each false alarm, and with the right finding."""
-    false: dict[str, dict[str, float]] = {}
-    found: dict[str, dict[str, Any]] = {}
-    for name, situation in NULL.items():
-        if only in name:
-            counts = Counter(kind for seed in range(runs) for kind in situation(seed))
-            false[name] = {kind: number / runs for kind, number in sorted(counts.items())}
-    for name, (kind, situation) in WRONG.items():
-        if only in f"{name} {kind}":
-            number = sum(kind in situation(seed) for seed in range(runs))
-            found[name] = {"finding": kind, "found": number / runs}
-    return {"runs": runs, "false alarms": false, "found": found}
+@pytest.mark.parametrize("name", NULL)
+def test_no_false_alarm(name: str) -> None:
+    assert NULL[name](0) == set()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = command("untuned.alarms", __doc__)
-    parser.add_argument("--only", default="", help="a part of the name of a situation")
-    options = parse(parser, arguments, (5, 50))
-    result = study(options.seeds, options.only)
-    for name, shares in result["false alarms"].items():
-        good = "MISSED" if max(shares.values(), default=0.0) > FALSE else "met"
-        print(f"{good:<7}{name:<42}{shares or 'no false alarm'}")
-    for name, row in result["found"].items():
-        good = "met" if row["found"] >= FOUND else "MISSED"
-        print(f"{good:<7}{name:<42}{row['finding']}: {row['found']:.0%}")
-    publish.conclude(options, "alarms", result)
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found(name: str) -> None:
+    kind, situation = WRONG[name]
+    assert kind in situation(0)
 
 
-if __name__ == "__main__":
-    main()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NULL)
+def test_false_alarms_are_rare(name: str) -> None:
+    assert sum(bool(NULL[name](seed)) for seed in range(50)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_nearly_always_found(name: str) -> None:
+    kind, situation = WRONG[name]
+    assert sum(kind in situation(seed) for seed in range(50)) >= 45
