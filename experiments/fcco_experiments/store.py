@@ -38,9 +38,9 @@ CHECKPOINT, TENSORBOARD, LOCK = "checkpoint.pt", "tensorboard", ".lock"
 _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, LOCK)
 # Files of a comparison.
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
-TABLE, RUNS = "table.json", "runs.jsonl.gz"
+TABLE, RUNS, SETTINGS = "table.json", "runs.jsonl.gz", "settings.csv"
 FLEET_FOLDER = "fleet"
-_SUMMARIES = (TABLE, "table.md", "report.html", SWEEP, "settings.csv", WINNERS, CONFIG)
+_SUMMARIES = (TABLE, "report.html", SWEEP, SETTINGS, WINNERS, CONFIG)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 
@@ -224,7 +224,7 @@ def differences(
     incidental: Collection[str] = Experiment.incidental,
 ) -> list[str]:
     """What differs between two plain specs, as sentences; `incidental` keys of the config may."""
-    old, new = dict(_flat(saved)), dict(_flat(now))
+    old, new = dict(flat(saved)), dict(flat(now))
     changes = []
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key, _MISSING), new.get(key, _MISSING)
@@ -246,10 +246,11 @@ def refuse(what: str, changes: Sequence[str]) -> None:
         )
 
 
-def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The entries of nested mappings by dotted key."""
     for key, entry in value.items():
         if isinstance(entry, Mapping):
-            yield from _flat(entry, f"{before}{key}.")
+            yield from flat(entry, f"{before}{key}.")
         else:
             yield f"{before}{key}", entry
 
@@ -454,13 +455,10 @@ def load_comparison(folder: Path) -> Comparison:
 
 
 def _published(folder: Path) -> Comparison | None:
-    """Published results as a comparison, None for a folder without them."""
-    if (folder / TABLE).is_file() and not (folder / RESULT).is_file():
-        meta = read_json(folder / TABLE).get("meta")
-    else:
-        meta = (read_sweep(folder) or {}).get("meta")
-    if meta is None:
+    """A published comparison, None for a folder without one."""
+    if not (folder / RUNS).is_file():
         return None
+    meta = read_json(folder / TABLE)["meta"]
     runs = []
     for line in _read_lines(folder / RUNS, {}):
         name, seed, method, rows = (line[key] for key in ("name", "seed", "method", "rows"))

@@ -208,13 +208,13 @@ class Panel:
     """A plot of the report; of runs that have no such figures, none.
 
     Args:
-        kind: `"curve"`: `y` over epochs, a band over seeds. `"family"`: the list `y` (one line per
-            entry) over epochs, one panel per method. `"tradeoff"`: final `y` against `x`, a dot per
-            run, with the frontier. `"change"`: the list `y` before and after training, a row per
-            entry with a dot per method. `"dots"`: the list `y` at the end, whiskers over seeds.
+        kind: `"curve"`: `y` over epochs, a band over seeds. `"tradeoff"`: final `y` against `x`, a
+            dot per run, with the frontier. `"change"`: the list `y` before and after training, a
+            row per entry with a dot per method. `"dots"`: the list `y` at the end, whiskers over
+            seeds.
     """
 
-    kind: Literal["curve", "family", "tradeoff", "change", "dots"]
+    kind: Literal["curve", "tradeoff", "change", "dots"]
     y: str  # key in the rows
     title: str  # says what to see
     label: str = ""  # of the y axis
@@ -231,9 +231,8 @@ class Page:
 
     Args:
         question: paragraphs: what was asked, for a reader who has not read the paper.
+        limits: of the entries of a list, by its key; that of test data has the same.
         references: methods that solve another problem, such as training without constraints.
-        clouds: plots of a sweep (kind `"tradeoff"`), never of test data: the first whose figures
-            there are; the trade-offs among the panels, on validation data, without them.
     """
 
     title: str
@@ -241,8 +240,8 @@ class Page:
     metrics: tuple[Metric, ...]
     panels: tuple[Panel, ...]
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of lists' entries
+    limits: Mapping[str, float] = field(default_factory=dict)
     references: tuple[str, ...] = ()
-    clouds: tuple[Panel, ...] = ()
     glossary: Mapping[str, str] = field(default_factory=dict)  # one line for each method
 
 

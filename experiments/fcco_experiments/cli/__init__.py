@@ -99,7 +99,7 @@ command(
     "gate",
     "fcco gate old new --data losses.csv --segments region,device --tolerance 0.01",
     "fcco gate score_v1 score_v2 --label clicked --data clicks.parquet --segments country --json",
-    "fcco gate v1 v2 --label species --data birds.csv --segments site --out gate.html",
+    "fcco gate v1 v2 --label species --data birds.csv --segments site",
 )(gate)
 
 _WHAT = "setting config quick"
@@ -215,13 +215,14 @@ def sweep(context: click.Context, **given: Any) -> None:
 )
 def report(folder: Path, task: str | None, publish: Path | None, **given: Any) -> None:
     """Write the table and the report anew, from saved or published runs."""
-    from .. import results, tasks
+    from .. import report as reports
+    from .. import tasks
 
     if task is not None:
         tasks.get(task)
     _conclude(folder, given)
     if publish is not None:
-        for path in _interruptible(folder, lambda: results.publish(folder, publish)):
+        for path in _interruptible(folder, lambda: reports.publish(folder, publish)):
             click.echo(printable(f"Published: {path}"), err=True)
 
 
@@ -343,7 +344,7 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
     if done.next_steps:
         printer.line("Next:")
         printer.text(*done.next_steps, mark="- ")
-    printer.line(f"Report: {done.report}")
+    printer.line(f"{'All settings' if done.winners else 'Report'}: {done.report}")
     if done.compare:
         printer.line(f"Compare the winners: {done.compare}")
     for warning in done.warnings:

@@ -64,7 +64,6 @@ OWN = "the columns"  # losses that the table holds
     metavar="N",
     help="Segments with fewer are not tested; 20.",
 )
-@click.option("--out", type=PATH, metavar="PAGE.html", help="Write a page with a picture, too.")
 @click.option("--json", "as_json", is_flag=True, help="The verdicts, the last line of stdout.")
 @click.option("--quiet", is_flag=True, help="No table.")
 def gate(
@@ -77,7 +76,6 @@ def gate(
     tolerance: float | None,
     level: float,
     min_rows: int,
-    out: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -138,12 +136,6 @@ def gate(
     worst = sorted(rows, key=lambda row: (row["verdict"] == "pass", -row["difference"]))
     printer.table([HEADS, *(cells(row) for row in worst)])
     printer.text(summary(found))
-    if out is not None:
-        from ..report import render_gate
-
-        page = render_gate(found, summary(found), old, new, str(data))
-        out.write_text(page, encoding="utf-8")
-        printer.line(f"Page: {out}")
     printer.json(found)
     raise click.exceptions.Exit(0 if certificate.passed else 1)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import results, stats
+from .. import stats
 from ..store import CONFIG, WINNERS, Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
 from ..tasks.base import paragraphs
@@ -46,7 +46,7 @@ def next_steps(
     task: Task, config: Any, comparison: Comparison, final: Mapping[str, list[Row]]
 ) -> tuple[str, ...]:
     """What to try next, for whoever has the folder of the runs."""
-    if not final or is_published(comparison):
+    if is_published(comparison):
         return ()
     steps = task.next_steps(config, dict(final))
     return tuple(whole_commands(text, comparison) for text in steps)
@@ -82,21 +82,8 @@ def command(comparison: Comparison, kind: str, out: str, *options: str) -> str:
     return shlex.join([*(called[:start] or ["fcco"]), *words, *options, "--out", out, "--resume"])
 
 
-def _means(values: stats.Table) -> dict[str, list[Row]]:
-    """The means of a table in the place of final rows; none of a method with runs that diverged."""
-    rows = {n: row for n, row in values.items() if stats.DIVERGED not in row}
-    return {n: [{key: value["mean"] for key, value in row.items()}] for n, row in rows.items()}
-
-
 def content(comparison: Comparison, values: stats.Table, task: Task, config: Any) -> dict[str, Any]:
-    """Everything the template of a comparison asks for.
-
-    Args:
-        comparison: saved runs; there may be none, where only the table was kept.
-        values: from `results.table`.
-        task: its page, verdict and warnings.
-        config: of the comparison.
-    """
+    """Everything the template asks for; `values` are from `stats.table`."""
     page, meta = task.page(config), comparison.meta
     runs, rule = by_method(comparison), task.judged(config)
     methods = _methods(comparison, runs)
@@ -108,21 +95,16 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         if any(metric.key in row for row in values.values())
     ]
     every = [metric for metric in page.metrics if any(metric.key in v for v in values.values())]
-    kept = any(runs.values())
-    judgement = judge(task, config, final or _means(values))
-    first = judgement.best
-    return common(comparison, task) | {
+    counts = count(len(runs), "method"), count(sum(map(len, runs.values())), "run")
+    return {
         **_plots(runs, replace(page, panels=tuple(_judged(p, rule) for p in page.panels)), look),
+        "task": task.name,
         "title": page.title,
-        "summary": summary(meta, count(len(runs), "method"), _run_count(runs, values)),
-        "alerts": alerts(task, config, comparison) if kept else [],
-        "kept": kept,
+        "summary": summary(meta, *counts),
+        "alerts": alerts(task, config, comparison),
         "verdict": task.verdict(config, final) if final else (),
-        "winner": first,
-        "judged": {} if first is None else values[first],
-        "metrics": {metric.key: metric for metric in page.metrics},
         "headline": tables.scores(runs, values, top, "Final figures", rule),
-        "differences": _differences(judgement, page) if final else None,
+        "differences": _differences(judge(task, config, final), page),
         "limited": rule is not None and any(metric.key == rule.constraint for metric in top),
         "rule": rule,
         "several": any(value["runs"] > 1 for row in values.values() for value in row.values()),
@@ -133,17 +115,21 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         "next_steps": next_steps(task, config, comparison, final),
         "question": page.question,
         "entries": _entries(runs, page),
-        "constraints": any(p.reference is not None for p in page.panels if p.kind == "family"),
+        "constraints": bool(page.limits),
         "full": tables.scores(runs, values, every, "All figures", across=False),
         "settings": tables.settings(methods),
         "published": is_published(comparison),
         "epochs": meta["config"].get("epochs"),
         "looks": look,
+        **_origin(comparison),
+        "shapes": SHAPES,
+        "tokens": TOKENS,
+        "colours": COLOURS,
     }
 
 
-def common(comparison: Comparison, task: Task) -> dict[str, Any]:
-    """What the pages of comparisons and of sweeps have alike: metadata and palette."""
+def _origin(comparison: Comparison) -> dict[str, Any]:
+    """What was run, by which command, where."""
     meta = comparison.meta
     config = [("Config", str(meta["config_name"]))] if meta.get("config_name") else []
     config += [
@@ -151,17 +137,29 @@ def common(comparison: Comparison, task: Task) -> dict[str, Any]:
         for key, value in meta["config"].items()
         if key not in ("methods", "seeds")  # methods have a table of their own
     ]
-    machine = meta.get("environment") or results.environment(comparison.runs)
+    environment = meta.get("environment") or machine(comparison.runs)
     return {
-        "task": task.name,
         "experiment": [*config, ("Seeds", setting(list(meta["seeds"])))],
-        "machine": [(title(key), value) for key, value in machine.items()],
+        "machine": [(title(key), value) for key, value in environment.items()],
         "command": str(meta.get("command") or ""),
         "version": meta.get("fcco", ""),
-        "shapes": SHAPES,
-        "tokens": TOKENS,
-        "colours": COLOURS,
     }
+
+
+def machine(runs: Sequence[SavedRun]) -> dict[str, str]:
+    """Machine and versions of runs; where they differ, all that occur."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for key, value in run.environment.items():
+            if key != "command" and value is not None:
+                found.setdefault(key, []).append(str(value))
+    texts = {}
+    for key, values in found.items():
+        several = list(dict.fromkeys(values))
+        texts[key] = "; ".join(several[:4]) + "; …" * (len(several) > 4)
+        if key == "start" and len(several) > 1:
+            texts[key] = f"{min(several)} to {max(several)}"
+    return texts
 
 
 def summary(meta: Mapping[str, Any], *counts: str) -> str:
@@ -173,11 +171,6 @@ def summary(meta: Mapping[str, Any], *counts: str) -> str:
     parts += ["quick version"] if meta.get("quick") else []
     parts += [str(meta["created"])[:10]] if meta.get("created") else []
     return " · ".join(parts)
-
-
-def _run_count(runs: Runs, values: stats.Table) -> str:
-    published = (max(value["runs"] for value in row.values()) for row in values.values())
-    return count(sum(map(len, runs.values())) or int(sum(published)), "run")
 
 
 def _methods(comparison: Comparison, runs: Runs) -> dict[str, Mapping[str, Any]]:
@@ -210,7 +203,7 @@ def _differences(judgement: Judgement, page: Page) -> tables.Table | None:
 
 def _plots(runs: Runs, page: Page, look: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of the page by section."""
-    found: dict[str, list[Any]] = {"tradeoffs": [], "curves": [], "families": [], "by_entry": []}
+    found: dict[str, list[Any]] = {"tradeoffs": [], "curves": [], "by_entry": []}
     for k, panel in enumerate(page.panels):
         prefix, names = f"f{k}", plots.entry_names(runs, panel.y, page.entries.get(panel.y, ()))
         if panel.kind == "tradeoff":
@@ -218,28 +211,23 @@ def _plots(runs: Runs, page: Page, look: Mapping[str, Any]) -> dict[str, Any]:
             drawing = plots.scatter(
                 points, plots.means(points), panel, look, page.metrics, prefix, page.references
             )
-            found["tradeoffs"] += [drawing] if drawing else []
         elif panel.kind == "curve":
             drawing = plots.curves(runs, panel, look, prefix)
-            found["curves"] += [drawing] if drawing else []
-        elif panel.kind == "family":
-            drawings = plots.families(runs, panel, names, look, prefix)
-            found["families"] += [(panel, drawings)] if drawings else []
         else:
             drawing = plots.by_entry(runs, panel, names, look, prefix)
-            found["by_entry"] += [drawing] if drawing else []
+        section = {"tradeoff": "tradeoffs", "curve": "curves"}.get(panel.kind, "by_entry")
+        found[section] += [drawing] if drawing else []
     return found
 
 
 def _entries(runs: Runs, page: Page) -> list[dict[str, Any]]:
     """Tables of the lists that have names; multipliers stand with the first list."""
-    limits = {panel.y: panel.reference for panel in page.panels if panel.kind == "family"}
     named = {p.y: p.label for p in page.panels if p.kind in ("change", "dots") and p.label}
     multipliers = "multipliers"
     found = []
     for key in (key for key in page.entries if key != "multipliers"):
-        same = (limits[other] for other in limits if key == other or key.endswith(f"_{other}"))
-        limit = next((limit for limit in same if limit is not None), None)  # test_... as train's
+        same = (v for name, v in page.limits.items() if key == name or key.endswith(f"_{name}"))
+        limit = next(same, None)  # test_... as train's
         name = named.get(key) or title(key)
         name = name[:1].upper() + name[1:]
         names = plots.entry_names(runs, key, page.entries[key])

@@ -15,7 +15,7 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,7 @@ Runs = Mapping[str, Sequence[SavedRun]]
 Point = tuple[float, float]
 Limits = tuple[float, float]
 Look = Mapping[str, Style]
-SIZE, SMALL = (5.2, 3.3), (3.6, 2.5)  # inches of a plot, and of a small one among many
+SIZE = 5.2, 3.3  # inches of a plot
 INK, MUTED, GRID, LIMIT, PAGE = (TOKENS[n][0] for n in ("ink", "muted", "grid", "limit", "page"))
 _VARIABLES = {pair[0]: f"var(--{name})" for name, pair in TOKENS.items()} | {
     pair[0]: f"var(--method-{k})" for k, pair in enumerate(COLOURS)
@@ -320,7 +320,6 @@ def scatter(
         "front": front,
         "alone": len(front) == 1 < len(large),
         "far": {name: point for name, point in large.items() if not inside(point)},
-        "total": sum(map(len, points.values())),
         "cut": sum(not inside(point) for own in points.values() for point in own),
         "several": any(len(own) > 1 for own in points.values()),
     }
@@ -354,61 +353,26 @@ def curves(runs: Runs, panel: Panel, look: Look, prefix: str) -> Plot | None:
         way: Any = {"color": style.colour, "linewidth": 1.7, "dashes": style.dash or (None, None)}
         way |= {"marker": style.marker, "markersize": 4.5, "markevery": sorted(marked)}
         drawn.append((line, way))
-    svg, (low, high), cut = _lines(drawn, list(lines.values()), panel, SIZE, prefix)
+    svg, (low, high), cut = _lines(drawn, panel, prefix)
     ends = {name: line.mean[-1] for name, line in lines.items()}
     outside = {name: value for name, value in ends.items() if not low <= value <= high}
     return Plot(svg, panel.title, panel, {"outside": outside, "cut": cut})
 
 
-def families(
-    runs: Runs, panel: Panel, names: Sequence[str], look: Look, prefix: str
-) -> tuple[Plot, ...]:
-    """A small plot per method, all with the same axes: a line per entry, the highest one bold."""
-    lines = {
-        name: [curve(steady(group), panel.y, k) for k in range(len(names))]
-        for name, group in runs.items()
-    }
-    # Two evaluations are a start and an end, not a way between them.
-    lines = {n: own for n, own in lines.items() if any(len(line.epochs) > 2 for line in own)}
-    # Means alone: the band of one entry would hide the others.
-    lines = {n: [replace(x, low=x.mean, high=x.mean) for x in own] for n, own in lines.items()}
-    every = [line for own in lines.values() for line in own]
-    found = []
-    for j, (name, own) in enumerate(lines.items()):
-        ends = [line.mean[-1] if line.mean else -math.inf for line in own]
-        top = max(range(len(ends)), key=ends.__getitem__)
-        thin: Any = {"color": look[name].colour, "linewidth": 0.9, "alpha": 0.7}
-        bold: Any = {"color": look[name].colour, "linewidth": 2.4, "zorder": 3}
-        drawn = [(line, bold if k == top else thin) for k, line in enumerate(own)]
-        svg, limits, cut = _lines(drawn, every, panel, SMALL, f"{prefix}-{j}")
-        facts = {
-            "cut": cut,
-            "entry": names[top],
-            "value": ends[top],
-            "above": ends[top] > limits[1],
-        }
-        found.append(Plot(svg, name, panel, facts))
-    return tuple(found)
-
-
 def _lines(
-    drawn: Sequence[tuple[Curve, Mapping[str, Any]]],
-    every: Sequence[Curve],
-    panel: Panel,
-    size: Point,
-    prefix: str,
+    drawn: Sequence[tuple[Curve, Mapping[str, Any]]], panel: Panel, prefix: str
 ) -> tuple[str, Limits, bool]:
     """Lines over epochs, each with its look, in a band where it has one.
 
-    The axes are set for what follows the first fifth of training in `every`; the last of what is
-    returned says whether some of it is outside.
+    The axes are set for what follows the first fifth of training; the last of what is returned says
+    whether some of it is outside.
     """
-    every = [line for line in every if line.epochs]
+    every = [line for line, _ in drawn]
     last = max(line.epochs[-1] for line in every) or 1.0
     values = [value for line in every for value in (*line.low, *line.high)]
     starts = [bisect.bisect_left(line.epochs, 0.2 * last) for line in every]
     late = [(*x.low[k:], *x.high[k:]) for x, k in zip(every, starts, strict=True)]
-    with canvas(*size) as (figure, axes):
+    with canvas(*SIZE) as (figure, axes):
         line_at(axes, panel.reference)
         for line, way in drawn:
             if line.low != line.high:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import stats
+from ..stats import fixed, plain
 from ..store import SavedRun
 from ..task import Metric, Rule
 from .plots import numbers
-from .style import fixed, plain, setting, title
+from .style import setting, title
 
 Runs = Mapping[str, Sequence[SavedRun]]
 _HINTS = {"higher": "higher is better", "lower": "lower is better", "none": ""}
@@ -26,7 +27,6 @@ class Cell:
     note: str = ""
     best: bool = False  # of its metric
     met: bool | None = None  # whether it is within the limit, where there is one
-    wide: bool = False  # words that may take several lines
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class Head:
     hint: str = ""  # the arrow in words
     method: str = ""  # whose swatch stands before it
     note: str = ""
-    wide: bool = False  # above words that may take several lines
 
 
 @dataclass(frozen=True)
@@ -111,17 +110,9 @@ def _column(runs: Runs, values: stats.Table, metric: Metric, rule: Rule | None) 
             cells.append(Cell("–"))
             continue
         met = stats.met(row, rule) if limited else None
-        cells.append(figure(row[metric.key], metric.digits, best=name in best, met=met))
+        text, spread = stats.cell(row[metric.key], metric.digits)
+        cells.append(Cell(text, spread, best=name in best, met=met))
     return cells
-
-
-def figure(value: Mapping[str, float], digits: int, **marks: Any) -> Cell:
-    """A mean, and its deviation where it is that of several runs."""
-    mean, several = value["mean"], value["runs"] > 1 and math.isfinite(value["std"])
-    text = fixed(mean, digits)
-    if mean != 0 and math.isfinite(mean) and not text.strip("0."):  # a residual of 1e-6, say
-        return Cell(plain(mean), f"± {plain(value['std'], 2)}" if several else "", **marks)
-    return Cell(text, f"± {fixed(value['std'], digits)}" if several else "", **marks)
 
 
 def _best(values: stats.Table, metric: Metric) -> set[str]:
@@ -143,7 +134,7 @@ def differences(
     first: str,
     references: Sequence[str],
 ) -> Table:
-    """Each method less the first one in the judged figures, with 95 % intervals over seeds.
+    """Each method minus the first one in the judged figures, with 95 % intervals over seeds.
 
     Args:
         found: the judged figures, each with the intervals from `Judgement.differences`.
@@ -178,7 +169,7 @@ def differences(
             ]
         note = "reference" if name in references else ""
         lines.append((Head(name, method=name, note=note), cells))
-    return Table(f"Each method less {first}, seed by seed", "Method", heads, lines)
+    return Table(f"Each method minus {first}, seed by seed", "Method", heads, lines)
 
 
 def entries(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
-from ..config import ConfigError, did_you_mean
+from ..config import ConfigError, did_you_mean, fields_of, from_plain
+from ..store import Comparison
 from ..task import Task
 
-__all__ = ["get", "names", "portable", "register"]
+__all__ = ["get", "names", "portable", "register", "saved"]
 
 _BUILT_IN = {
     "fairness": "fcco_experiments.tasks.fairness:TASK",
@@ -90,3 +92,11 @@ def get(name: str, *, saved: bool = False) -> Task:
         what = f"has no {attribute}" if task is None else f"{attribute} is no Task"
         raise ConfigError(f"The task `{name}` is not there: {module} {what}.")
     return task
+
+
+def saved(comparison: Comparison) -> tuple[Task, Any]:
+    """Task and config of saved runs; fields that the config had in earlier versions are ignored."""
+    task = get(comparison.meta["task"], saved=True)
+    known = fields_of(task.config)
+    values = {key: value for key, value in comparison.meta["config"].items() if key in known}
+    return task, from_plain(task.config, values, str(comparison.folder))

@@ -271,6 +271,7 @@ class BaseTask(Task):
         methods: a line for each method word.
         references: words of methods that solve another problem.
         parts: of the data, in the order of their columns.
+        limits: see `Page`.
     """
 
     template: ClassVar[str]
@@ -278,6 +279,7 @@ class BaseTask(Task):
     methods: ClassVar[Mapping[str, str]]
     references: ClassVar[tuple[str, ...]]
     parts: ClassVar[tuple[str, ...]] = ("test", "train", "val")
+    limits: ClassVar[Mapping[str, float]] = {}
 
     @abstractmethod
     def figures(self, config: Any) -> Iterable[tuple[Metric, str]]:
@@ -294,10 +296,6 @@ class BaseTask(Task):
     @abstractmethod
     def panels(self, config: Any) -> Iterable[Panel]:
         """Plots of a comparison; of figures that no run has, the report draws none."""
-
-    def clouds(self, config: Any) -> Iterable[Panel]:
-        """Plots of a sweep, see `Page`."""
-        return ()
 
     def entries(self, config: Any) -> Mapping[str, tuple[str, ...]]:
         """Names of the entries of lists."""
@@ -329,8 +327,8 @@ class BaseTask(Task):
             metrics=self.metrics(config),
             panels=tuple(self.panels(config)),
             entries=self.entries(config),
+            limits=self.limits,
             references=self.named(config),
-            clouds=tuple(self.clouds(config)),
             glossary=self.glossary(config),
         )
 

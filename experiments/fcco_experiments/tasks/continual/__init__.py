@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -45,6 +45,7 @@ class ContinualTask(BaseTask):
     name, template = "continual", "continual"
     config, problem = Continual, ContinualProblem
     methods, references = METHODS, REFERENCES
+    limits: ClassVar[Mapping[str, float]] = {"constraints": 0.0, "zero_one": 0.0}
 
     def grid_name(self, config: Any) -> str:
         return "paper" if config.train == "all" else "wide"
@@ -202,11 +203,6 @@ class ContinualTask(BaseTask):
             title = f"Accuracy lost by every protected class on {part} data"
             label = f"accuracy lost by class, {part} data"
             yield Panel("dots", key, title, label, reference=0.0)
-        title = "Accuracy lost by every protected class (train), by method"
-        yield Panel("family", "zero_one", title, "accuracy lost", reference=0.0)
-        title = "Rise of every protected class's loss (train), by method"
-        yield Panel("family", "constraints", title, "loss - old loss", reference=0.0)
-        yield Panel("family", "multipliers", "Multipliers: the price of each class", "multiplier")
 
 
 def _score(config: Continual) -> Callable[[Row], tuple[float, ...]]:

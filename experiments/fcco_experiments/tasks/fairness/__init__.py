@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -147,6 +147,7 @@ class FairnessTask(BaseTask):
     config, problem = Fairness, FairnessProblem
     fleets = True
     methods, references = METHODS, (UNCONSTRAINED,)
+    limits: ClassVar[Mapping[str, float]] = {"constraints": 0.0}
 
     def config_name(self, data: str, setting: str | None) -> str:
         return data if setting in (None, "meaningful") else f"{data}-{setting}"
@@ -228,22 +229,6 @@ class FairnessTask(BaseTask):
         yield Panel("curve", "test_gap", "True ROC gap on test data", "largest gap")
         title = "Share of scores between the thresholds: near 0 the constraints are empty"
         yield Panel("curve", "train_inside", title, "share")
-        title = "All constraints on training data, by method"
-        yield Panel("family", "constraints", title, "|gap| - tolerance", reference=0.0)
-        yield Panel(
-            "family", "multipliers", "Multipliers: the price of each constraint", "multiplier"
-        )
-
-    def clouds(self, config: Fairness) -> Iterator[Panel]:
-        """AUC against the figure that is judged, with its limit; old sweeps lack the first."""
-        words = {"excess_gap": "ROC gap beyond chance", "violation": "worst constraint value"}
-        part, name = ("val", "validation") if config.validation else ("train", "train")
-        for key in (config.judged, "violation"):
-            yield Panel(
-                "tradeoff", f"{part}_auc", f"AUC against the {words[key]} ({name} data)",
-                f"AUC, {name}", f"{part}_{key}", f"{words[key]}, {name}",
-                x_reference=config.feasible_limit if key == config.judged else 0.0,
-            )  # fmt: skip
 
 
 TASK = FairnessTask()

@@ -163,9 +163,6 @@ class GroupDROTask(BaseTask):
         yield Panel("change", "losses", title, "training loss by group", log=True)
         title = "Test accuracy of every reported group"
         yield Panel("dots", "test_reported", title, "test accuracy by group")
-        title = "Loss of every group over training, by method"
-        yield Panel("family", "losses", title, "group loss", log=True)
-        yield Panel("family", "weights", "How much each group counts, by method", "weight")
 
 
 TASK = GroupDROTask()
