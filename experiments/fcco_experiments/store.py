@@ -12,7 +12,6 @@ import io
 import json
 import math
 import re
-import shutil
 import traceback
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from .task import Experiment, Method, Row
 # Files of a run.
 CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
 RESULT, FAILURE = "result.json", "failure.txt"
-CHECKPOINT, TENSORBOARD, LOCK = "checkpoint.pt", "tensorboard", ".lock"
+CHECKPOINT, LOCK = "checkpoint.pt", ".lock"
 _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, LOCK)
 # Files of a comparison.
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
@@ -313,7 +312,6 @@ def remove_runs(folder: Path) -> None:
     for run in list(_runs(folder)):
         for name in _RUN_FILES:
             (run / name).unlink(missing_ok=True)
-        shutil.rmtree(run / TENSORBOARD, ignore_errors=True)
         _remove_empty(run, run.parent)
     for path in fleet_files(folder):
         path.unlink(missing_ok=True)

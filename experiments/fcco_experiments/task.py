@@ -18,9 +18,6 @@ Row = dict[str, Any]
 
 Setting = float | int | bool | str
 
-Progress = Callable[[str, int, int | None], None]
-"""Told about a download: what, bytes so far, bytes in all if known."""
-
 
 @dataclass(frozen=True)
 class Method:
@@ -311,13 +308,6 @@ class Task(ABC):
     def check(self, config: Any) -> Iterable[tuple[tuple[str, ...], str]]:
         """Settings that types cannot refuse: pairs of a path as `("methods", "sonex")` and why."""
         return ()
-
-    def fetch(self, config: Any, progress: Progress) -> Problem | None:
-        """Bring the data to this machine, once, before the processes that load them start.
-
-        A problem that was built for this is returned, so that this process need not load it again.
-        """
-        return None
 
     def config_name(self, data: str, setting: str | None) -> str:
         """The config file of a data set, as `celeba-paper`: the usual setting has the bare name."""

@@ -76,11 +76,8 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def test_features_are_computed_once():
-    rows, state, told = list(photos()), torch.get_rng_state(), []
-    first = backbones.features(
-        IMAGES, grouped(rows), batch=4, progress=lambda *entry: told.append(entry[1:])
-    )
-    assert told == [(4, 10), (8, 10), (10, 10)]
+    rows, state = list(photos()), torch.get_rng_state()
+    first = backbones.features(IMAGES, grouped(rows), batch=4)
     again = backbones.features(IMAGES, grouped(rows), batch=3)
     assert CALLS == [(4, 3, 6, 5), (4, 3, 6, 5), (2, 3, 6, 5)]
     assert torch.equal(first.values, again.values)
@@ -181,9 +178,7 @@ def test_a_backbone_of_the_user_is_given_every_option(tmp_path, monkeypatch):
         "weights": "",
         "size": (4, 5),
         "tokens": 6,
-        "recompute": False,
         "batch_norm": "batch",
-        "progress": None,
     }
     assert backbones.fetch(IMAGES) == []
     (tmp_path / "of_a_user.py").write_text("def backbone(**options): ...\nbackbone.kind = 'text'\n")

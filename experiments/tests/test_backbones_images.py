@@ -16,8 +16,6 @@ from fcco_experiments.backbones.images import ImageSpec, densenet, efficientnet_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import fcco
-
 TINY_STAGES = ((1, 3, 1, 1, 4), (2, 5, 2, 6, 6), (2, 3, 2, 6, 8))
 BLOCKS, LAYERS = (2, 1, 2, 1), (2, 1, 2, 2)
 
@@ -196,43 +194,6 @@ def test_frozen_batch_norm_stays_and_still_trains(which):
     assert norms and all(norm.weight.grad is not None for norm in norms)
     assert all(torch.equal(before[key], value) for key, value in built.state_dict().items())
     torch.testing.assert_close(built.eval()(photos()), first)
-
-
-@pytest.mark.parametrize("which", TINY)
-def test_recomputation_keeps_less_and_changes_no_step_under_msvr(which):
-    """Each step visits the previous parameters, with their own buffers, before the backward."""
-    group, label = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 1, 1, 0, 1, 1])
-
-    def end(recompute: bool) -> tuple[list[Tensor], int]:
-        body = backbone(which, recompute=recompute)
-        torch.manual_seed(3)
-        model = nn.Sequential(body, nn.Linear(body.width, 2)).train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        dro = fcco.CVaRGroupDRO(
-            model, optimizer, num_groups=3, ratio=0.5, smoothing=0.1, gamma=0.5, correction="theory"
-        )
-        sizes: list[int] = []
-
-        def pack(tensor: Tensor) -> Tensor:
-            sizes.append(tensor.numel())
-            return tensor
-
-        for step in range(3):
-            seen = photos(6).roll(step, 2)
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                loss = dro(lambda x=seen: F.cross_entropy(model(x), label, reduction="none"), group)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return [*model.state_dict().values(), dro.group_losses()], sum(sizes)
-
-    plain, kept = end(False)
-    again, kept_again = end(True)
-    assert kept_again < 0.5 * kept
-    for one, other in zip(plain, again, strict=True):
-        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="`recompute` must be false with"):
-        backbone(which, recompute=True, batch_norm="batch")
 
 
 # Weights.

@@ -10,8 +10,6 @@ from click.testing import CliRunner, Result
 from data_fixtures import adult_contents, change_card, put
 from fcco_experiments import data
 from fcco_experiments.cli import data as commands
-from fcco_experiments.cli import display
-from rich.console import Console
 
 ADULT = adult_contents(3)
 
@@ -71,12 +69,3 @@ def test_what_cannot_be_had():
     for command in ("list", "fetch", "verify"):
         result = run(command, "adlt")
         assert result.exit_code == 2 and "must be one of adult" in result.stderr
-
-
-def test_a_terminal_gets_bars(monkeypatch, capsys):
-    options = {"force_terminal": True, "width": 100}
-    monkeypatch.setattr(display, "Console", lambda **own: Console(**own, **options))
-    with display.fetching() as progress:
-        progress("adult.data", 5, 10)
-        progress("adult.data", 10, 10)
-    assert "adult.data" in capsys.readouterr().err

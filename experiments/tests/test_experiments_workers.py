@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -232,23 +231,12 @@ def test_a_registered_task_has_a_name_that_every_process_knows(monkeypatch):
     assert tasks.portable("fairness") == "toy_task:TASK", "another task under that name"
 
 
-def test_data_are_fetched_and_built_once_before_the_runs_start(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    told: list[Any] = []
-
-    @contextlib.contextmanager
-    def fetching():
-        told.append("in")
-        yield lambda *what: told.append(what)
-        told.append("out")
-
-    far = plan(data="far", epochs=1)
-    compare.execute(far, tmp_path / "out", workers=1, fetching=fetching(), on_event=told.append)
-    assert told[:3] == ["in", ("far.csv", 1, 1), "out"] and isinstance(told[3], Event)
-    lines = (tmp_path / "fetched.txt").read_text().splitlines()
-    assert [line.split()[0] for line in lines] == [str(os.getpid())]
-    compare.execute(far, tmp_path / "out", resume=True)
-    assert (tmp_path / "fetched.txt").read_text().splitlines() == lines, "nothing to do, no data"
+def test_data_are_loaded_before_anything_is_changed(tmp_path):
     before = ToyProblem.built
-    compare.execute(plan(data="built", epochs=1), tmp_path / "built", workers=1)
-    assert ToyProblem.built == before + 1, "what was built to fetch the data is used"
+    compare.execute(plan(epochs=1), tmp_path / "out", workers=1)
+    assert ToyProblem.built == before + 1, "what was built to check the data is used"
+    compare.execute(plan(epochs=1), tmp_path / "out", resume=True)
+    assert ToyProblem.built == before + 1, "nothing to do, no data"
+    with pytest.raises(LoadError, match="network is down"):
+        compare.execute(plan(data="unreachable", epochs=1), tmp_path / "out", overwrite=True)
+    assert len(list((tmp_path / "out").glob("*/seed-*/result.json"))) == len(plan(epochs=1).specs)

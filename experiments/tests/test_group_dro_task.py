@@ -67,7 +67,7 @@ def test_features_of_a_frozen_backbone_are_made_once(faces):
 def test_a_backbone_is_trained_end_to_end_with_every_option(faces):
     words = ("run", "group-dro", *FACES, *SONEX, "--train", "all")
     words = (*words, "--epochs", 1, "--schedule", "constant", "--json")
-    options = ("--recompute", "--precision", "bfloat16", "--spectrum")
+    options = ("--precision", "bfloat16", "--spectrum")
     plain = last(call(*words, "--out", faces / "a"))["sonex"]
     mixed = last(call(*words, *options, "--out", faces / "b"))["sonex"]
     assert mixed["gram_smallest_with_s"]["mean"] >= mixed["gram_smallest"]["mean"] >= 0
@@ -112,7 +112,7 @@ def test_a_folder_of_weights_brings_its_own_vocabulary_to_training(here, monkeyp
 def test_weights_that_are_nowhere_are_missed_before_any_run(faces):
     config = GroupDRO(data="celeba", epochs=1, backbone="resnet50", train="all", size=(32, 32))
     with pytest.raises(backbones.WeightsError, match="torchvision"):
-        TASK.fetch(config)
+        TASK.load(config)
 
 
 def test_the_summary_of_the_data_reaches_the_rows(monkeypatch):

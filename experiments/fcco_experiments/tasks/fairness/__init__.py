@@ -12,7 +12,7 @@ from fcco.fleet import Member, Unsupported, signature_of
 from fcco.methods import ALIASES
 
 from ... import data
-from ...task import Method, Metric, Panel, Problem, Progress, Row, Rule
+from ...task import Method, Metric, Panel, Problem, Row, Rule
 from ..base import KKT, SECONDS, BaseTask
 from .model import CellBatches, Cells, Fairness, Scorer
 from .training import (
@@ -21,7 +21,6 @@ from .training import (
     BuiltMethod,
     FairnessFleet,
     FairnessTraining,
-    copies,
 )
 
 __all__ = ["TASK", "Fairness", "FairnessProblem", "FairnessTask"]
@@ -81,15 +80,10 @@ _LISTS = ("constraints", "val_constraints", "test_constraints", "multipliers", "
 class FairnessProblem(Problem):
     """A data set in cells."""
 
-    def __init__(
-        self,
-        config: Fairness,
-        progress: Progress | None = None,
-        loaded: data.GroupedData | None = None,
-    ) -> None:
+    def __init__(self, config: Fairness, loaded: data.GroupedData | None = None) -> None:
         self.config = config
         self.data = loaded or data.load_grouped(
-            config.data, columns=config.columns, validation=config.validation, progress=progress
+            config.data, columns=config.columns, validation=config.validation
         )
         self._parts: dict[int, dict[str, Cells]] = {}
         self._fingerprint = data.arrays(self.data, 0).fingerprint
@@ -131,7 +125,7 @@ class FairnessProblem(Problem):
         if kind is None:
             return None
         # Seeds split the data, not always into parts of quite the same size.
-        train, number = self.parts(seed)["train"], copies(self.config, method)
+        train, number = self.parts(seed)["train"], 1 + method.independent
         return kind, CellBatches(self.config, seed, train, number).steps_per_epoch
 
     def fleet(self, runs: Sequence[tuple[Method, int]], device: torch.device) -> FairnessFleet:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ... import data
-from ...task import Method, Metric, Panel, Progress, Row, Rule
+from ...task import Method, Metric, Panel, Row, Rule
 from ..base import SECONDS, SPEED, BaseTask, Stepped
 from ..network import NetworkProblem
 from .training import METHODS, REFERENCES, GroupDRO, GroupDROTraining, build
@@ -43,14 +43,14 @@ AT_THE_END = (
 class GroupDROProblem(NetworkProblem):
     """A data set with groups, and the network for it."""
 
-    def __init__(self, config: GroupDRO, progress: Progress | None = None) -> None:
+    def __init__(self, config: GroupDRO) -> None:
         options: dict[str, Any] = {"distinct": True} if config.distinct else {}
         loaded = data.load_grouped(
             config.data, columns=config.columns, size=config.size, limit=config.sample_limit,
-            progress=progress, **options,
+            **options,
         )  # fmt: skip
         config = config.with_groups(len(loaded.cut(0)["train"].group_names))
-        super().__init__(config, loaded, len(loaded.class_names), progress)
+        super().__init__(config, loaded, len(loaded.class_names))
 
     def start(self, method: Method, seed: int) -> GroupDROTraining:
         model, samples = self.begin(seed)
@@ -70,9 +70,6 @@ class GroupDROTask(BaseTask):
 
     def grid_name(self, config: Any) -> str:
         return "appendix" if config.train == "all" else "wide"
-
-    def fetch(self, config: Any, progress: Progress | None = None) -> GroupDROProblem:
-        return GroupDROProblem(config, progress).fetched(progress)
 
     def wrong(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
         problems = config.kind_problem()

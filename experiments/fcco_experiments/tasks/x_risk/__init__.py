@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import data as sets
 from ...data.grouped import GroupedData
 from ...data.sources import WrongData, few
-from ...task import Method, Metric, Panel, Progress, Row, Rule
+from ...task import Method, Metric, Panel, Row, Rule
 from ..base import SECONDS, SPEED, BaseTask, Stepped
 from ..network import NetworkProblem
 from .training import LISTS, METHODS, REFERENCES, XRisk, XRiskTraining, build
@@ -29,10 +29,10 @@ NAMES = {
 class XRiskProblem(NetworkProblem):
     """A data set with a binary label, or of lists, and the network for it."""
 
-    def __init__(self, config: XRisk, progress: Progress | None = None) -> None:
-        loaded = _load(config, progress)
+    def __init__(self, config: XRisk) -> None:
+        loaded = _load(config)
         self.values = _values(config, loaded)
-        super().__init__(config, loaded, 1, progress)
+        super().__init__(config, loaded, 1)
 
     def start(self, method: Method, seed: int) -> XRiskTraining:
         config, parts = self.config, self.parts(seed)
@@ -43,8 +43,8 @@ class XRiskProblem(NetworkProblem):
         return XRiskTraining(config, method, seed, model, samples, parts, self.values, self.device)
 
 
-def _load(config: XRisk, progress: Progress | None) -> GroupedData:
-    options: dict[str, Any] = {"keep": config.sample_limit, "progress": progress}
+def _load(config: XRisk) -> GroupedData:
+    options: dict[str, Any] = {"keep": config.sample_limit}
     columns = config.columns
     if columns.overlapping:
         raise WrongData("`overlapping` is for group-dro; leave it out.")
@@ -91,9 +91,6 @@ class XRiskTask(BaseTask):
 
     def grid_name(self, config: Any) -> str:
         return "lists" if config.lists else "wide"
-
-    def fetch(self, config: Any, progress: Progress | None = None) -> XRiskProblem:
-        return XRiskProblem(config, progress).fetched(progress)
 
     def wrong(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
         return config.kind_problem()
