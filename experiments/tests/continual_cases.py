@@ -11,8 +11,7 @@ import tokenizers
 import torch
 from fcco_experiments import backbones
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.continual import Continual
-from fcco_experiments.tasks.continual.problem import ContinualProblem
+from fcco_experiments.tasks.continual import Continual, ContinualProblem
 from fcco_experiments.tasks.continual.training import Batch, ContinualTraining
 from scenes_fixtures import picture, saved
 from torch import Tensor, nn

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from fcco_experiments import backbones
-from fcco_experiments.backbones import registry
 from fcco_experiments.backbones.base import LITE0
 from fcco_experiments.data.grouped import GroupedData, Vectors
 from torch import Tensor, nn
@@ -158,7 +157,7 @@ def test_random_weights_are_the_same_each_time_and_not_built_for_their_checksum(
         raise AssertionError("nothing may be built")
 
     with monkeypatch.context() as patched:
-        for spec in registry.BUILT_IN.values():
+        for spec in backbones.BUILT_IN.values():
             patched.setattr(type(spec), "build", refuse)
         assert backbones.checksum("resnet50", pretrained=False) == "random"
         assert backbones.checksum("efficientnet-lite0") == LITE0.sha256

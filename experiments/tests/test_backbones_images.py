@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from fcco_experiments import backbones
-from fcco_experiments.backbones import registry
 from fcco_experiments.backbones.images import ImageSpec, densenet, efficientnet_lite, resnet
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -201,9 +200,9 @@ def test_frozen_batch_norm_stays_and_still_trains(which):
 
 @pytest.mark.parametrize("name, which", [("resnet50", "resnet"), ("densenet121", "densenet")])
 def test_files_of_torchvision(name, which, monkeypatch, tmp_path):
-    spec = registry.BUILT_IN[name]
+    spec = backbones.BUILT_IN[name]
     assert isinstance(spec, ImageSpec)
-    monkeypatch.setitem(registry.BUILT_IN, name, replace(spec, network=TINY[which]))
+    monkeypatch.setitem(backbones.BUILT_IN, name, replace(spec, network=TINY[which]))
     torch.manual_seed(9)
     network = shaken(TINY[which]())
     old = {"fc.weight": torch.zeros(3, 2), "classifier.bias": torch.zeros(3)}

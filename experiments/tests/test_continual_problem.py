@@ -19,8 +19,8 @@ from continual_cases import (
 )
 from fcco_experiments import tasks
 from fcco_experiments.data.grouped import Vectors
+from fcco_experiments.tasks.continual import ContinualProblem
 from fcco_experiments.tasks.continual.model import Texts
-from fcco_experiments.tasks.continual.problem import ContinualProblem
 from fcco_experiments.tasks.continual.training import by_class
 from task_cases import one_thread, steps, weights  # noqa: F401 (one_thread is used by being here)
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from data_fixtures import adult_contents, change_card, put
 from fcco_experiments import data
-from fcco_experiments.cli import data as commands
+from fcco_experiments.cli import app
 
 ADULT = adult_contents(3)
 
@@ -26,7 +26,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.data_sets, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, ["data", *map(str, arguments)])
 
 
 def rows(result: Result) -> list[dict[str, str]]:

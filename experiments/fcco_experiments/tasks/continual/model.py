@@ -18,7 +18,7 @@ from ..base import OnMachine, Scheduled, autocast
 from ..network import per_sample
 
 if TYPE_CHECKING:
-    from .problem import ContinualProblem
+    from . import ContinualProblem
 
 _CAPTION_SEED = 20_240_101
 

@@ -20,7 +20,7 @@ from ..network import Batches
 from .model import Continual, Encoder
 
 if TYPE_CHECKING:
-    from .problem import ContinualProblem
+    from . import ContinualProblem
 
 CONSTRAINED = {
     "automatic": "Automatic: running values of the constraints, a multiplier for each and a rounded"
