@@ -114,15 +114,8 @@ class Experiment:
 class _Steps(ABC):
     """What is stepped and saved; the state round trips bitwise through `state_dict`."""
 
-    @property
-    @abstractmethod
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch: methods that draw more samples make fewer."""
-
-    @property
-    @abstractmethod
-    def samples_per_step(self) -> int:
-        """Samples that a step of one run draws."""
+    steps_per_epoch: int  # methods that draw more samples make fewer
+    samples_per_step: int  # of one run
 
     @abstractmethod
     def step(self) -> None:
@@ -228,7 +221,6 @@ class Page:
 
     Args:
         question: paragraphs: what was asked, for a reader who has not read the paper.
-        limits: of the entries of a list, by its key; that of test data has the same.
         references: methods that solve another problem, such as training without constraints.
     """
 
@@ -237,7 +229,6 @@ class Page:
     metrics: tuple[Metric, ...]
     panels: tuple[Panel, ...]
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of lists' entries
-    limits: Mapping[str, float] = field(default_factory=dict)
     references: tuple[str, ...] = ()
     glossary: Mapping[str, str] = field(default_factory=dict)  # one line for each method
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, store, tasks
+from fcco_experiments import compare, config, store
 from fcco_experiments.run.engine import LoadError
 from fcco_experiments.store import Event, FolderError, Outcome, RunSpec
 from test_experiments_engine import diverging, equal, result, rows, spec, weights
@@ -220,15 +220,6 @@ def test_overwriting_keeps_the_users_files_and_waits_for_the_lock(tmp_path, monk
     here(plan(), out, overwrite=True)
     assert (out / "notes.txt").read_text() == "mine"
     assert store.load_comparison(out).meta["seeds"] == [0] and not (out / "sox/seed-1").exists()
-
-
-def test_a_registered_task_has_a_name_that_every_process_knows(monkeypatch):
-    monkeypatch.setattr(tasks, "_PLACES", dict(tasks._PLACES))
-    tasks.register("toy", "toy_task:TASK")
-    made = compare.plan("toy", "quadratic", replace(spec().config, seeds=(0,)))
-    assert made.task == "toy_task:TASK" and tasks.portable("fairness") == "fairness"
-    tasks.register("fairness", "toy_task:TASK")
-    assert tasks.portable("fairness") == "toy_task:TASK", "another task under that name"
 
 
 def test_data_are_loaded_before_anything_is_changed(tmp_path):

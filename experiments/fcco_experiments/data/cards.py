@@ -20,7 +20,6 @@ GENERATED: dict[str, Callable[..., GroupedData]] = {
     "grouped-synthetic": synthetic.grouped_synthetic,
     "scenes-synthetic": synthetic.scenes_synthetic,
     "rare-synthetic": synthetic.rare_synthetic,
-    "lists-synthetic": synthetic.lists_synthetic,
 }
 
 

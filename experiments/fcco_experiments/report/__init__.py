@@ -105,7 +105,7 @@ def _conclude_sweep(
     return Conclusion(
         shown, table, out / store.SETTINGS, verdict=(f"Chosen by: {found['rule']}.",),
         winners=tuple(said), warnings=_lines(page.other_data(comparison.runs)),
-        compare=page.command(comparison, "compare", f"{out}-winners"),
+        compare=page.command(comparison, "compare", f"{out}-winners") if names else "",
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import stats
-from ..stats import fixed, plain
+from ..stats import fixed
 from ..store import CONFIG, WINNERS, Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
 from ..tasks.base import paragraphs
@@ -115,8 +115,6 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         "all_glossary": glossary([metric for metric in every if metric not in top]),
         "next_steps": next_steps(task, config, comparison, final),
         "question": page.question,
-        "entries": _entries(runs, page),
-        "constraints": bool(page.limits),
         "full": scores(runs, values, every, "All figures", across=False),
         "settings": settings_table(methods),
         "published": is_published(comparison),
@@ -218,26 +216,6 @@ def _plots(runs: Runs, page: Page, look: Mapping[str, Any]) -> dict[str, Any]:
             drawing = plots.by_entry(runs, panel, names, look, prefix)
         section = {"tradeoff": "tradeoffs", "curve": "curves"}.get(panel.kind, "by_entry")
         found[section] += [drawing] if drawing else []
-    return found
-
-
-def _entries(runs: Runs, page: Page) -> list[dict[str, Any]]:
-    """Tables of the lists that have names; multipliers stand with the first list."""
-    named = {p.y: p.label for p in page.panels if p.kind in ("change", "dots") and p.label}
-    multipliers = "multipliers"
-    found = []
-    for key in (key for key in page.entries if key != "multipliers"):
-        same = (v for name, v in page.limits.items() if key == name or key.endswith(f"_{name}"))
-        limit = next(same, None)  # test_... as train's
-        name = named.get(key) or title(key)
-        name = name[:1].upper() + name[1:]
-        names = plots.entry_names(runs, key, page.entries[key])
-        table = entries_table(runs, key, names, limit, f"{name} at the end", multipliers)
-        if table is None:
-            continue
-        notes = " ".join(cell.note for _, cells in table.lines for cell in cells)
-        found.append({"title": name, "table": table, "limit": limit, "notes": notes})
-        multipliers = ""
     return found
 
 
@@ -536,50 +514,6 @@ def differences_table(
         note = "reference" if name in references else ""
         lines.append((Head(name, method=name, note=note), cells))
     return Table(f"Each method minus {first}, seed by seed", "Method", heads, lines)
-
-
-def entries_table(
-    runs: Runs, key: str, names: Sequence[str], limit: float | None, caption: str, multipliers: str
-) -> Table | None:
-    """Entry by method: final mean over seeds, its multiplier, and a mark above the limit.
-
-    Args:
-        runs: by method.
-        key: of the list in the rows.
-        names: of its entries.
-        limit: above it an entry is violated; None where there is no such thing.
-        caption: of the table.
-        multipliers: key of the list of multipliers, or empty.
-    """
-    values = {name: _lists(group, key) for name, group in runs.items()}
-    weights = {name: _lists(group, multipliers) for name, group in runs.items()}
-    values = {name: group for name, group in values.items() if group}
-    if not values:
-        return None
-    lines = []
-    for k in range(max(len(row) for group in values.values() for row in group)):
-        head = Head(names[k] if k < len(names) else f"{title(key)} {k + 1}")
-        lines.append((head, [_entry(values[name], weights[name], k, limit) for name in values]))
-    heads = [_method_head(name, runs[name], True) for name in values]
-    return Table(caption, "Entry", heads, lines)
-
-
-def _lists(runs: Sequence[SavedRun], key: str) -> list[list[float]]:
-    rows = (plots.numbers(run.figures.get(key)) for run in runs)
-    return [row for row in rows if row]
-
-
-def _entry(
-    rows: Sequence[Sequence[float]], weights: Sequence[Sequence[float]], k: int, limit: float | None
-) -> Cell:
-    values = [row[k] for row in rows if k < len(row)]
-    mean = stats.spread(values)[0]
-    above = sum(value > limit for value in values) if limit is not None else 0
-    notes = [f"{above} of {len(values)} seeds"] if 0 < above < len(values) else []
-    multiplier = stats.spread(row[k] for row in weights if k < len(row))[0]
-    notes += [] if math.isnan(multiplier) else [f"ν {plain(multiplier, 2)}"]
-    broken = False if limit is not None and mean > limit else None
-    return Cell(fixed(mean, 4), note=" · ".join(notes), met=broken)
 
 
 def settings_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:

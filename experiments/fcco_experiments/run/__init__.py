@@ -22,7 +22,7 @@ import torch
 
 from fcco import __version__
 
-from .. import environment, store, tasks
+from .. import environment, store
 from ..config import plain
 from ..store import COMPARISON, FLEET_FOLDER, Event, FolderError, Outcome, RunSpec, differences
 from ..task import Experiment, Problem
@@ -45,7 +45,6 @@ class Plan:
 
 def plan(task: str, config_name: str, config: Experiment, *, quick: bool = False) -> Plan:
     """Every method with every seed; the first seed of all methods comes first."""
-    task = tasks.portable(task)
     specs = tuple(
         RunSpec(task, name, method, seed, config)
         for seed in config.seeds

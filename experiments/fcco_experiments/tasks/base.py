@@ -195,19 +195,11 @@ class BaseTraining(Training):
     ) -> None:
         """`epoch` is the number of its steps, and of the samples of each."""
         self.config, self.method, self.device = config, method, device
-        self._steps_per_epoch, self._samples_per_step = epoch
+        self.steps_per_epoch, self.samples_per_step = epoch
         self.model, self.built, self.batches = model, built, batches
         self.steps, self.seconds = 0, 0.0
         if isinstance(built.objective, nn.Module):
             built.objective.to(device)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._steps_per_epoch
-
-    @property
-    def samples_per_step(self) -> int:
-        return self._samples_per_step
 
     @abstractmethod
     def loss(self) -> Tensor:
@@ -269,7 +261,6 @@ class BaseTask(Task):
         methods: a line for each method word.
         references: words of methods that solve another problem.
         parts: of the data, in the order of their columns.
-        limits: see `Page`.
     """
 
     template: ClassVar[str]
@@ -277,7 +268,6 @@ class BaseTask(Task):
     methods: ClassVar[Mapping[str, str]]
     references: ClassVar[tuple[str, ...]]
     parts: ClassVar[tuple[str, ...]] = ("test", "train", "val")
-    limits: ClassVar[Mapping[str, float]] = {}
 
     @abstractmethod
     def figures(self, config: Any) -> Iterable[tuple[Metric, str]]:
@@ -325,7 +315,6 @@ class BaseTask(Task):
             metrics=self.metrics(config),
             panels=tuple(self.panels(config)),
             entries=self.entries(config),
-            limits=self.limits,
             references=self.named(config),
             glossary=self.glossary(config),
         )

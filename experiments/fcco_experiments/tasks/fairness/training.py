@@ -252,6 +252,8 @@ class FairnessFleet(FleetTraining):
             CellBatches(config, seed, data["train"], number)
             for seed, data in zip(seeds, self.parts, strict=True)
         ]
+        self.steps_per_epoch = self.batches[0].steps_per_epoch
+        self.samples_per_step = config.batch * number
         models = [
             Scorer(config, seed, data["train"])
             for seed, data in zip(seeds, self.parts, strict=True)
@@ -278,14 +280,6 @@ class FairnessFleet(FleetTraining):
     def _forget_epoch(self) -> None:
         self._rows: Tensor | None = None
         self._factor = float("nan")
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.batches[0].steps_per_epoch
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.config.batch * self.batches[0].copies
 
     @property
     def died(self) -> list[int]:

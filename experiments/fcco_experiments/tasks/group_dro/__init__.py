@@ -122,7 +122,7 @@ class GroupDROTask(BaseTask):
         )  # fmt: skip
 
     def entries(self, config: Any) -> dict[str, tuple[str, ...]]:
-        return dict.fromkeys(("losses", "test_reported", "weights"), ())  # named by the runs
+        return dict.fromkeys(("losses", "test_reported"), ())  # named by the runs
 
     def figures(self, config: GroupDRO) -> Iterator[tuple[Metric, str]]:
         average = f"average loss of the worst {config.share} of groups, best threshold"
