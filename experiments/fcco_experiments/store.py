@@ -302,8 +302,8 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
         )
     if (any(_runs(folder)) or fleet_files(folder)) and not (resume or overwrite):
         raise FolderError(
-            f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
-            "--overwrite. Or choose another place: --out FOLDER."
+            f"{folder} has runs already. To continue them: --resume. To delete them and start again:"
+            " --overwrite. To use another folder: --out FOLDER."
         )
 
 

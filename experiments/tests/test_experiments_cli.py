@@ -246,7 +246,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(fast):
     told = running.communicate(timeout=60)[1]
     assert running.returncode == 130
     expected = f"  python -m fcco_experiments {shlex.join(words)} --resume"
-    assert told.splitlines()[-2:] == ["Stopped, and saved. Go on with:", expected], told
+    assert told.splitlines()[-2:] == ["Stopped, and saved. Continue with:", expected], told
     for each in begun:
         assert 0 < torch.load(each / "checkpoint.pt", weights_only=True)["step"] < 24
         assert not (each / "result.json").exists()

@@ -412,7 +412,7 @@ def test_what_a_reader_must_know_stands_in_the_box(tmp_path):
     assert "different data" in said["All runs"] and said["ALEXR2, seed 0"] == "Own words."
     assert "not finite at &lt;step&gt; 7" in said["SOX, seed 1"]
     assert "Not finished" in said["SONX, seed 1"] and said["ALEXR2, seed 1"] == "Not started."
-    assert said["SONEX, all 2 seeds"] == "Vacuous: 0.010 inside. (Numbers of seed 0.)"
+    assert said["SONEX, all 2 seeds"] == "Vacuous: 0.010 inside. (Numbers from seed 0.)"
 
 
 def learned(name: str, seed: int, values: list[float], **final: float) -> SavedRun:
@@ -459,7 +459,7 @@ def test_overfitting_is_named_with_the_best_epoch_and_its_test_figure(tmp_path, 
 def test_what_all_methods_are_told_is_told_once(tmp_path):
     runs = [one(n, train_inside=0.01 + k / 100) for k, n in enumerate(("A", "B"))]
     said = re.findall(r"<li><b>(.*?)</b> (.*?)</li>", html_of(several(tmp_path, runs)))
-    assert said == [("All methods", "Vacuous: 0.010 inside. (Numbers of A, seed 0.)")]
+    assert said == [("All methods", "Vacuous: 0.010 inside. (Numbers from A, seed 0.)")]
 
 
 def test_a_small_figure_is_not_shown_as_zero(tmp_path):

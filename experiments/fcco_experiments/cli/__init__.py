@@ -113,7 +113,7 @@ _HOW = "data_folder wide as_json quiet"
 )
 @click.pass_context
 def run(context: click.Context, **given: Any) -> None:
-    """Train one method once. Keys of the method need no prefix here."""
+    """Train one method with one seed. Keys of the method need no prefix here."""
     if any(key == "seeds" for key, _ in o.extras(context)):
         raise ConfigError("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
     if "," in (given["method"] or ""):
@@ -135,7 +135,7 @@ def run(context: click.Context, **given: Any) -> None:
 )
 @click.pass_context
 def compare(context: click.Context, **given: Any) -> None:
-    """Train several methods with several seeds: table and report."""
+    """Train several methods with several seeds, and write a table and a report."""
     request = o.resolve(context)
     if not (request.config.methods and request.config.seeds):
         raise ConfigError("There is nothing to run: the config has no methods or no seeds.")
@@ -154,8 +154,8 @@ def compare(context: click.Context, **given: Any) -> None:
 def sweep(context: click.Context, **given: Any) -> None:
     """Try many settings of each method and keep the best.
 
-    The best on validation data go to winners.yaml, a config for `fcco compare`. Runs of a task
-    that can do so (fairness) are trained together, thousands at a time on a GPU.
+    The best settings on validation data are written to winners.yaml, a config for `fcco compare`.
+    Tasks that support it (fairness) train runs together, thousands at a time on a GPU.
     """
     from .. import sweep as sweeps
     from .. import tasks
@@ -204,16 +204,16 @@ def sweep(context: click.Context, **given: Any) -> None:
 @click.option(
     "--task",
     metavar="MODULE:ATTRIBUTE",
-    help="The task, where it is not built in; its code is imported only if you name it.",
+    help="The task, if it is not built in; its code is imported only if you name it.",
 )
 @click.option(
     "--publish",
     metavar="FOLDER",
     type=o.PATH,
-    help="Write small files for a repository here, too.",
+    help="Also write small files for a repository to this folder.",
 )
 def report(folder: Path, task: str | None, publish: Path | None, **given: Any) -> None:
-    """Write the table and the report anew, from saved or published runs."""
+    """Write the table and the report again, from saved or published runs."""
     from .. import report as reports
     from .. import tasks
 
@@ -242,12 +242,12 @@ def show_config(context: click.Context, **given: Any) -> None:
     "--for",
     "use",
     type=click.Choice(["groups", "limits", "general"]),
-    help="Only methods for these.",
+    help="List only methods for this purpose.",
 )
-@click.option("--wide", is_flag=True, help="All columns.")
-@click.option("--json", "as_json", is_flag=True, help="All facts, as one JSON list.")
+@click.option("--wide", is_flag=True, help="Show all columns.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON list.")
 def show_methods(use: str | None, wide: bool, as_json: bool) -> None:
-    """List every method: what it is for and what it needs."""
+    """List every method, what it is for and what it needs."""
     from fcco import methods
 
     rows = [row.facts() for row in methods.ROWS if use is None or use in row.use]
@@ -265,12 +265,12 @@ Row = dict[str, str]
 WIDTH = 80
 
 _folder = click.option("--folder", type=o.PATH, help="Look here before FCCO_DATA and the cache.")
-_json = click.option("--json", "as_json", is_flag=True, help="As one JSON list, on the last line.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print a JSON list on the last line.")
 
 
 @app.group("data")
 def data_sets() -> None:
-    """List, fetch and verify the data sets: what there is, where it lies, is it whole."""
+    """List, fetch and verify data sets."""
 
 
 @data_sets.command("list")
@@ -278,7 +278,7 @@ def data_sets() -> None:
 @_folder
 @_json
 def show_list(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
-    """List the data sets: rows, and where each was found. With NAME: all that is known."""
+    """List the data sets with their size and where each was found; all details with NAME."""
     rows = [
         {
             "name": card.name,
@@ -308,8 +308,8 @@ def show_list(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
 def fetch_data(names: Sequence[str], as_json: bool) -> None:
     """Fetch data sets that are not on this machine into the cache.
 
-    For those that cannot be fetched it says where anyone gets them. Pretrained weights of backbones
-    (efficientnet-lite0, minilm) are fetched, too.
+    For data that cannot be fetched, say where to get them. Pretrained weights (efficientnet-lite0,
+    minilm) can be fetched too.
     """
     import logging
 
@@ -339,8 +339,8 @@ def fetch_data(names: Sequence[str], as_json: bool) -> None:
 def verify_data(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
     """Check every copy of the files against its checksum.
 
-    Of folders of images it checks that all they need is there. Ends with 1 when a copy is corrupt,
-    or when a data set that is named has no good copy.
+    For folders of images, check that no file is missing. The exit code is 1 if a copy is corrupt,
+    or if a named data set has no good copy.
     """
     from .. import data
 
@@ -445,7 +445,7 @@ def _train(
         kinds, stopped = [], "Killed; what was saved before is kept."
     failed, text = kinds.count("failed"), ""
     if stopped:
-        text = f"{stopped} Go on with:\n  {environment.command('--resume')}"
+        text = f"{stopped} Continue with:\n  {environment.command('--resume')}"
     elif failed:
         text = f"{failed} of {len(kinds)} runs failed, see above."
     elif set(kinds) == {"diverged"}:

@@ -48,24 +48,26 @@ OWN = "the columns"  # losses that the table holds
     "--tolerance",
     type=click.FloatRange(min=0),
     metavar="X",
-    help="How much worse the mean loss of a segment may be; with --label 0.01 unless given.",
+    help="How much worse the mean loss of a segment may be; 0.01 unless given, with --label.",
 )
 @click.option(
     "--level",
     type=click.FloatRange(0.5, 1, max_open=True),
     default=0.95,
     metavar="P",
-    help="How sure all verdicts are; 0.95.",
+    help="Confidence of all verdicts together; 0.95 unless given.",
 )
 @click.option(
     "--min-rows",
     type=click.IntRange(min=2),
     default=20,
     metavar="N",
-    help="Segments with fewer are not tested; 20.",
+    help="Segments with fewer rows are not tested; 20 unless given.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The verdicts, the last line of stdout.")
-@click.option("--quiet", is_flag=True, help="No table.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the verdicts as JSON on the last line."
+)
+@click.option("--quiet", is_flag=True, help="Show no table.")
 def gate(
     old: str,
     new: str,
@@ -84,7 +86,7 @@ def gate(
     OLD and NEW are columns of a table.
 
     A segment passes if its mean loss is worse by at most the tolerance, with 95 % for all segments
-    together; too few rows are no pass. Use rows that no model was trained or chosen on.
+    together; too few rows are no pass. Use rows on which no model was trained or chosen.
 
     Exit code: 0 if all pass, 1 if not, 2 for a mistake in the command or in the table.
     """

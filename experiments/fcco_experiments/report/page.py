@@ -252,11 +252,6 @@ def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
     """Diverged, unfinished and missing runs, overfitting, then warnings of the task.
 
     The same one of several seeds is told once, and what all methods are told, once for all.
-
-    Args:
-        task: gives its warnings about each final row.
-        config: of the comparison.
-        comparison: with the runs, and the seeds that each method should have.
     """
     runs, wanted = by_method(comparison), comparison.meta["seeds"]
     every = [run for group in runs.values() for run in group]
@@ -425,14 +420,7 @@ def scores(
     The best mean of a metric is marked, and all that look the same at its digits, but never a
     method of which a run diverged (its figures are those of a shorter training). The judged
     constraint is marked as met or not instead.
-
-    Args:
-        runs: by method.
-        values: from `stats.table`.
-        metrics: in order.
-        caption: of the table.
-        rule: what is judged.
-        across: one row per method; otherwise one row per metric.
+    `across`: one row per method; otherwise one row per metric.
     """
     columns = [_column(runs, values, metric, rule) for metric in metrics]
     heads = [metric_head(metric, rule) for metric in metrics]
@@ -478,13 +466,7 @@ def differences_table(
     first: str,
     references: Sequence[str],
 ) -> Table:
-    """Each method minus the first one in the judged figures, with 95 % intervals over seeds.
-
-    Args:
-        found: the judged figures, each with the intervals from `Judgement.differences`.
-        first: the first of all methods.
-        references: methods that are marked so.
-    """
+    """Each method minus the first one in the judged figures, with 95 % intervals over seeds."""
 
     def signed(value: float, digits: int) -> str:
         return f"{'+' if value > 0 else ''}{fixed(value, digits)}"

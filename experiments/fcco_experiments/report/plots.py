@@ -215,9 +215,7 @@ def _fit(
 def element(figure: Figure, prefix: str) -> str:
     """A figure as an element of the page: colours and font of the page, no ids but those in use.
 
-    Args:
-        figure: drawn with the light palette.
-        prefix: no other drawing of the page may have it: ids are made from it.
+    No other drawing of the page may have the `prefix`: ids are made from it.
     """
     import matplotlib
 
@@ -272,14 +270,7 @@ def scatter(
 ) -> Plot | None:
     """`panel.y` against `panel.x`: small dots, and a large one of each method with their frontier.
 
-    Args:
-        points: small dots by method.
-        large: of each method the one that counts: the mean over runs, or the chosen setting.
-        panel: what the axes are.
-        look: of the methods.
-        metrics: say which direction is better.
-        prefix: of ids, see `element`.
-        references: methods for which the frame need not have room.
+    `metrics` say which direction is better; for `references` the frame need not have room.
     """
     if not any(points.values()):
         return None

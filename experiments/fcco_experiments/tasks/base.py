@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -197,7 +196,7 @@ class BaseTraining(Training):
         self.config, self.method, self.device = config, method, device
         self.steps_per_epoch, self.samples_per_step = epoch
         self.model, self.built, self.batches = model, built, batches
-        self.steps, self.seconds = 0, 0.0
+        self.steps = 0
         if isinstance(built.objective, nn.Module):
             built.objective.to(device)
 
@@ -206,14 +205,12 @@ class BaseTraining(Training):
         """The loss of the next batch, whose gradient the optimizer takes."""
 
     def step(self) -> None:
-        start = time.perf_counter()
         epoch = self.steps / self.steps_per_epoch
         self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
         self.loss().backward()
         self.built.optimizer.step()
         self.built.optimizer.zero_grad()
         self.steps += 1
-        self.seconds += time.perf_counter() - start
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -226,17 +223,10 @@ class BaseTraining(Training):
             finally:
                 self.model.train(before)
 
-    def speed(self) -> Row:
-        """Samples a second in training, where there was any."""
-        if not self.seconds:
-            return {}
-        return {"samples_per_second": self.steps * self.samples_per_step / self.seconds}
-
     def state_dict(self) -> dict[str, Any]:
         objective = self.built.objective
         return {
             "steps": self.steps,
-            "seconds": self.seconds,
             "batches": self.batches.state_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.built.optimizer.state_dict(),
@@ -244,7 +234,7 @@ class BaseTraining(Training):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps, self.seconds = int(state["steps"]), float(state["seconds"])
+        self.steps = int(state["steps"])
         self.batches.load_state_dict(state["batches"])
         self.model.load_state_dict(state["model"])
         self.built.optimizer.load_state_dict(state["optimizer"])
@@ -373,10 +363,6 @@ _UPDATES = {"adam": "Adam", "momentum": "SGD with momentum", "sgd": "SGD"}
 
 
 SECONDS = Metric("seconds", "seconds", "none", 1, True, "training time of a run")
-SPEED = Metric(
-    "samples_per_second", "samples a second", "none", 0, False,
-    "in training, evaluations not counted",
-)  # fmt: skip
 
 
 def by_part(*metrics: tuple[Metric, str], parts: Sequence[str]) -> tuple[Metric, ...]:

@@ -98,13 +98,7 @@ def standardise(values: Tensor, rows: Tensor) -> Tensor:
 
 
 class NetworkProblem(Problem):
-    """Samples in parts, and the network for them.
-
-    Args:
-        config: of the task.
-        data: the samples; of the kind that the backbone takes.
-        outputs: of the network.
-    """
+    """Samples in parts, of the kind that the backbone takes, and the network for them."""
 
     config: Any
 

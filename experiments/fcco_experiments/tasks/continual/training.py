@@ -141,12 +141,8 @@ def changes(name: str, now: Classes, old: Classes, limit: float) -> Row:
     figures: Mapping[str, float] = {
         "target_accuracy": accuracy[-1].item(),
         "target_gain": (accuracy[-1] - old.accuracy[-1]).item(),
-        "target_loss": now.loss[-1].item(),
-        "protected_accuracy": accuracy[:-1].mean().item(),
-        "protected_change": -lost.mean().item(),
         "accuracy": accuracy.mean().item(),
         "forgetting": lost.max().item(),
-        "forgotten_images": (lost * now.count[:-1]).clamp(min=0).sum().item(),
         "violation": rise.max().item(),
         "retained": float(bool((lost <= 1e-9).all())),
         "kept": float(bool((lost <= allowed + 1e-9).all())),
@@ -342,7 +338,7 @@ class ContinualTraining(BaseTraining):
             row[f"{PART_KEYS[name]}_counts"] = old.count.tolist()
         if "penalty" in self.method.settings:
             row["penalty"] = float(self.method.settings["penalty"])
-        return row | self.speed()
+        return row
 
     def state_dict(self) -> dict[str, Any]:
         return {

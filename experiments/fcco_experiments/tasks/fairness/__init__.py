@@ -53,13 +53,13 @@ METRICS = (  # with the parts whose column is in the first table
     (Metric("auc", "AUC", "higher", 4, meaning="probability that a positive person scores above a"
         " negative one"), "test train"),
     (Metric("excess_gap", "ROC gap beyond chance", "lower", 3, meaning="true gap beyond chance,"
-        " root of true gap squared less chance squared (0 if negative)"), "test"),
+        " root of true gap squared minus chance squared (0 if negative)"), "test"),
     (Metric("gap", "true gap", "lower", 3, meaning="largest difference of TPR or FPR between the"
         " groups over all thresholds"), "test train"),
     (Metric("gap_floor", "by chance", "none", 3, meaning="the gap that equal curves show on average"
         " on a sample of this size"), "test"),
-    (Metric("violation", "worst", "lower", 4, meaning="largest smoothed gap less the tolerance; at"
-        " most 0 is asked"), "test train"),
+    (Metric("violation", "worst", "lower", 4, meaning="largest smoothed gap minus the tolerance;"
+        " should be at most 0"), "test train"),
     (Metric("inside", "inside", "none", 3, meaning="share of the scores between the lowest and the"
         " highest threshold"), "test train"),
     (Metric("tpr_gap", "TPR gap", "lower", 3, meaning="largest difference between the groups in the"
@@ -216,14 +216,14 @@ class FairnessTask(BaseTask):
             "worst constraint value, train", x_reference=0.0,
         )  # fmt: skip
         yield Panel("curve", "train_auc", "AUC on training data", "AUC")
-        title = "Worst constraint on training data: at most 0 is asked"
+        title = "Worst constraint on training data: should be at most 0"
         yield Panel("curve", "train_violation", title, "worst |gap| - tolerance", reference=0.0)
         yield Panel("curve", "test_auc", "AUC on test data", "AUC")
         yield Panel("curve", "test_gap", "True ROC gap on test data", "largest gap")
         title = "Share of scores between the thresholds: near 0 the constraints are empty"
         yield Panel("curve", "train_inside", title, "share")
         for key, part in (("constraints", "training"), ("test_constraints", "test")):
-            title = f"Every constraint on {part} data: at most 0 is asked"
+            title = f"Every constraint on {part} data: should be at most 0"
             yield Panel("dots", key, title, "|gap| - tolerance", reference=0.0)
 
 

@@ -244,8 +244,7 @@ class Scorer(nn.Module):
                 f"{key}_gap_floor": floor,
                 "constraints" if key == "train" else f"{key}_constraints": violations,
             }
-        train = scores["train"]
-        return figures | {"score_mean": train.mean(-1), "score_deviation": train.std(-1)}
+        return figures
 
 
 def by_label(cells: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -226,14 +226,9 @@ def pair_loss(positive: Tensor, negative: Tensor, rows: int = 256) -> Tensor:
 
 
 class FairnessFleet(FleetTraining):
-    """Runs of one kind.
+    """Runs (a method and a seed each) of one kind, with as many steps in an epoch.
 
-    Args:
-        config: of the experiment.
-        runs: a method and a seed each, of one kind and with as many steps in an epoch.
-        parts: the data of a seed by name.
-        built: a method with its objective; nobody steps it, so that runs may share it.
-        device: where to train.
+    `built` makes a method with its objective; nobody steps it, so that runs may share it.
     """
 
     def __init__(

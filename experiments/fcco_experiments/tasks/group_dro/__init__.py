@@ -10,7 +10,7 @@ from torch import nn
 
 from ... import data
 from ...task import Method, Metric, Panel, Row, Rule
-from ..base import SECONDS, SPEED, BaseTask, Stepped
+from ..base import SECONDS, BaseTask, Stepped
 from ..network import NetworkProblem
 from .training import METHODS, REFERENCES, GroupDRO, GroupDROTraining, build
 
@@ -36,7 +36,6 @@ AT_THE_END = (
     Metric("gram_smallest_with_s", "least eigenvalue, with threshold", meaning="the same with the"
         " threshold as one more weight"),
     Metric("gram_largest", "largest eigenvalue", meaning="of the same matrix"),
-    SPEED,
 )  # fmt: skip
 
 
@@ -131,7 +130,7 @@ class GroupDROTask(BaseTask):
         lowest = "accuracy of the reported group that has the lowest"
         yield Metric("worst_accuracy", "worst group", "higher", 3, meaning=lowest), "test"
         yield Metric("tenth_accuracy", "10th percentile", "higher", 3, meaning=reported), "test"
-        right = "share of all samples that are classified rightly"
+        right = "share of all samples that are classified correctly"
         yield Metric("accuracy", "accuracy", "higher", 3, meaning=right), "test"
         each = "mean of the accuracies of the reported groups, each counted once"
         yield Metric("group_accuracy", "mean of groups", "higher", 3, meaning=each), ""

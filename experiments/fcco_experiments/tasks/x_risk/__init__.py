@@ -12,7 +12,7 @@ from ... import data as sets
 from ...data.grouped import GroupedData
 from ...data.sources import WrongData, few
 from ...task import Method, Metric, Panel, Row, Rule
-from ..base import SECONDS, SPEED, BaseTask, Stepped
+from ..base import SECONDS, BaseTask, Stepped
 from ..network import NetworkProblem
 from .training import LISTS, METHODS, REFERENCES, XRisk, XRiskTraining, build
 
@@ -117,7 +117,7 @@ class XRiskTask(BaseTask):
         kind = "queries" if config.lists else "positives"
         meaning = f"{kind} in the test data"
         number = Metric(f"test_{kind}", f"test {kind}", "none", 0, meaning=meaning)
-        return number, SECONDS, SPEED
+        return number, SECONDS
 
     def card(self, config: Any) -> dict[str, str]:
         label = config.columns.label

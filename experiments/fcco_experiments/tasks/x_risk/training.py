@@ -83,7 +83,8 @@ METHODS = {
     " SONEX.",
     "auc": "AUC: the means of both classes are driven apart, and their spread is kept small.",
     "bce": "Cross-entropy: the average over samples, for reference.",
-    "focal": "Focal loss: cross-entropy in which samples that are right count less, for reference.",
+    "focal": "Focal loss: cross-entropy in which samples that are already right count less, for"
+    " reference.",
 }
 LISTS = {
     "ndcg": "NDCG: a running value of the place of each relevant row in its list.",
@@ -282,17 +283,9 @@ class _Streams:
 
 
 class XRiskTraining(NetworkTraining):
-    """A method on a data set from a seed.
+    """A method on a data set from a seed; for lists the groups of the parts are the queries.
 
-    Args:
-        config: of the experiment.
-        method: what is minimised.
-        seed: of the batches.
-        model: with its first weights.
-        samples: inputs by row.
-        parts: rows, labels and groups; for lists the groups are the queries.
-        values: of the classes: 0 and 1, or the relevance that each stands for.
-        device: where to train.
+    `values` are those of the classes: 0 and 1, or the relevance that each stands for.
     """
 
     def __init__(
@@ -384,4 +377,4 @@ class XRiskTraining(NetworkTraining):
     def finish(self) -> Row:
         part = self.parts["test"]
         number = len(part.group_names) if self.config.lists else int((part.label == 1).sum())
-        return {"test_queries" if self.config.lists else "test_positives": number, **self.speed()}
+        return {"test_queries" if self.config.lists else "test_positives": number}
