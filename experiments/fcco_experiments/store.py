@@ -302,7 +302,7 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
         )
     if (any(_runs(folder)) or fleet_files(folder)) and not (resume or overwrite):
         raise FolderError(
-            f"{folder} has runs already. To continue them: --resume. To delete them and start again:"
+            f"{folder} has runs already. To continue them: --resume. To delete them first:"
             " --overwrite. To use another folder: --out FOLDER."
         )
 

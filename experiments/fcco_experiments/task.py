@@ -212,7 +212,6 @@ class Panel:
     x_label: str = ""
     reference: float | None = None  # a horizontal line, such as the limit of a constraint
     x_reference: float | None = None  # a vertical one
-    log: bool = False  # logarithmic where all values are above 0 and differ by a factor of 8
 
 
 @dataclass(frozen=True)

@@ -255,30 +255,21 @@ def test_texts_become_padded_token_ids(bert, clip):
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_what_hugging_face_has_in_its_cache_is_used(name, bert, clip, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(backbones.WeightsError, match=r"on this machine.*`save_pretrained\(folder"):
+def test_every_file_of_a_folder_is_in_the_checksum(name, bert, clip):
+    with pytest.raises(backbones.WeightsError, match=r"needs `weights`.*`save_pretrained\(folder"):
         backbones.build(name, **SHAPE)
     folder = bert if name == "distilbert" else clip
-    expected = built_from(folder, name).state_dict()
+    state = built_from(folder, name).state_dict()
+    assert {value.dtype for value in state.values()} == {torch.float32}
     sums = [backbones.checksum(name, weights=str(folder))]
     for part in ("config.json", "tokenizer.json"):
         (folder / part).write_text((folder / part).read_text() + " ")
         sums.append(backbones.checksum(name, weights=str(folder)))
-    repository = "distilbert-base-uncased" if folder is bert else "openai--clip-vit-base-patch16"
-    home = tmp_path / f"models--{repository}"
-    (home / "refs").mkdir(parents=True)
-    (home / "refs" / "main").write_text("0123")
-    (home / "snapshots").mkdir()
-    folder.rename(home / "snapshots" / "0123")
-    state = backbones.build(name, **SHAPE).state_dict()
-    assert all(torch.equal(state[key], value) for key, value in expected.items())
-    assert {value.dtype for value in state.values()} == {torch.float32}
-    assert backbones.checksum(name) == sums[-1] and len(set(sums)) == 3
+    assert len(set(sums)) == 3
 
 
 def test_what_does_not_fit_is_refused(bert, clip, tmp_path, monkeypatch):
-    with pytest.raises(backbones.WeightsError, match=r"no config.json with model.safetensors or"):
+    with pytest.raises(backbones.WeightsError, match=r"needs `weights`.*model.safetensors or"):
         built_from(tmp_path, "distilbert")
     with pytest.raises(backbones.WeightsError, match="must be of CLIP but is of 'distilbert'"):
         built_from(bert, "clip-image")

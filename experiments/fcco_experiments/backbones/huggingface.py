@@ -35,9 +35,9 @@ _UNUSED = ("pooler.", "vocab_", "cls.", "classifier.", "pre_classifier.", "embed
 
 @dataclass(frozen=True)
 class _FolderSpec(Spec):
-    """A backbone of a Hugging Face folder: the user's, or one in Hugging Face's cache."""
+    """A backbone whose weights are a Hugging Face folder of the user."""
 
-    repositories: tuple[str, ...]  # its names on the Hugging Face hub, best first
+    repository: str  # its name on the Hugging Face hub
 
     def weights(self, options: Options) -> Weights:
         """The weights; the checksum covers all that determines features."""
@@ -48,22 +48,16 @@ class _FolderSpec(Spec):
         return replace(state, sha256=hashlib.sha256(" ".join(parts).encode()).hexdigest())
 
     def folder(self, options: Options, need: Sequence[str] = _STATES) -> Path:
-        """The first folder with config.json and one of the files in `need`."""
-        if options.weights:
-            folders = [Path(options.weights).expanduser()]
-        else:
-            cached = optional("huggingface_hub", "text").try_to_load_from_cache
-            paths = [cached(repository, "config.json") for repository in self.repositories]
-            folders = [Path(path).parent for path in paths if isinstance(path, str)]
-        for folder in folders:
-            if (folder / "config.json").is_file() and any((folder / n).is_file() for n in need):
-                return folder
+        """The folder, with config.json and one of the files in `need`."""
+        folder = Path(options.weights).expanduser()
+        there = (folder / "config.json").is_file() and any((folder / n).is_file() for n in need)
+        if options.weights and there:
+            return folder
         raise WeightsError(
-            f"The backbone `{self.name}` has no config.json with {' or '.join(need)} "
-            f"{f'in {folders[0]}' if options.weights else 'on this machine'}. Give `weights` a "
-            f"Hugging Face folder with both and with tokenizer.json, made where there is a network "
-            f"by `save_pretrained(folder)` of model and tokenizer of {self.repositories[0]!r}; or "
-            "start from random weights with `pretrained: false`."
+            f"The backbone `{self.name}` needs `weights`: a Hugging Face folder with config.json, "
+            f"tokenizer.json and {' or '.join(_STATES)}, made where there is a network by "
+            f"`save_pretrained(folder)` of model and tokenizer of {self.repository!r}; or start "
+            "from random weights with `pretrained: false`."
         )
 
 
@@ -246,10 +240,7 @@ class ClipSpec(_FolderSpec):
         return ClipBackbone(model, self.kind, **colours)
 
     def encode(self, samples: Samples, options: Options) -> Samples:
-        """Texts as CLIP's token ids; the tokens of start and end count, the end is never cut off.
-
-        The tokenizer lies in the folder `options.weights`, or in Hugging Face's cache.
-        """
+        """Texts as CLIP's token ids; those of start and end count, the end is never cut off."""
         if self.kind == "image":
             return samples
         file = self.folder(options, need=("tokenizer.json",)) / "tokenizer.json"
@@ -257,19 +248,17 @@ class ClipSpec(_FolderSpec):
         return _id_rows(tokenizer, samples, options)
 
 
-_MINILM = ("sentence-transformers/all-MiniLM-L6-v2",)
-_DISTILBERT = ("distilbert/distilbert-base-uncased", "distilbert-base-uncased")
-_CLIP = ("openai/clip-vit-base-patch16",)
+_CLIP = "openai/clip-vit-base-patch16"
 TEXTS = (
     TextSpec(
-        "minilm", "text", _MINILM, "mean",
+        "minilm", "text", "sentence-transformers/all-MiniLM-L6-v2", "mean",
         lambda transformers: transformers.BertConfig(
             hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
         ),
         files=(MINILM, VOCABULARY),
     ),
     TextSpec(
-        "distilbert", "text", _DISTILBERT, "first",
+        "distilbert", "text", "distilbert/distilbert-base-uncased", "first",
         lambda transformers: transformers.DistilBertConfig(), files=(VOCABULARY,),
     ),
 )  # fmt: skip

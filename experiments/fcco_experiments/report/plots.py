@@ -181,37 +181,6 @@ def robust(values: Iterable[float], *keep: float | None) -> Limits:
     return low - margin, high + margin
 
 
-def spans_decades(values: Iterable[float]) -> bool:
-    """Whether a logarithmic axis shows more: all values above 0, the largest 8 times the least."""
-    finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and min(finite) > 0 and max(finite) > 8 * min(finite)
-
-
-def _fit(
-    axes: Axes,
-    panel: Panel,
-    groups: Iterable[Sequence[float]],
-    every: Sequence[float],
-    upright: bool,
-) -> Limits:
-    """Set the axis of values for most of the groups, by the ends of each, and the reference."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axis = axes.yaxis if upright else axes.xaxis
-    ends = [end for group in groups if group for end in (min(group), max(group))]
-    reference = [] if panel.reference is None else [panel.reference]
-    if panel.log and spans_decades([*every, *reference]):
-        low, high = (10**v for v in robust(map(math.log10, ends), *map(math.log10, reference)))
-        (axes.set_yscale if upright else axes.set_xscale)("log")
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_locator(NullLocator())
-    else:
-        low, high = robust(ends, *reference)
-    (axes.set_ylim if upright else axes.set_xlim)(low, high)
-    return low, high
-
-
 def element(figure: Figure, prefix: str) -> str:
     """A figure as an element of the page: colours and font of the page, no ids but those in use.
 
@@ -371,7 +340,9 @@ def _lines(
                 axes.fill_between(line.epochs, line.low, line.high, **band)
             axes.plot(line.epochs, line.mean, **way)
         axes.set_xlim(-0.02 * last, 1.02 * last)
-        limits = _fit(axes, panel, late, values, upright=True)
+        ends = [end for values in late if values for end in (min(values), max(values))]
+        limits = robust(ends, panel.reference)
+        axes.set_ylim(*limits)
         label(axes, "epoch", panel.label or title(panel.y))
         svg = element(figure, prefix)
     return svg, limits, min(values) < limits[0] or max(values) > limits[1]
@@ -423,7 +394,8 @@ def by_entry(
             axes.plot(mean[order], at, **dot)
             drawn.append((*low, *high))
         values = list(itertools.chain(*drawn))
-        limits = _fit(axes, panel, drawn, values, upright=False)
+        limits = robust([end for own in drawn for end in (min(own), max(own))], panel.reference)
+        axes.set_xlim(*limits)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_yticks(rows, labels)
         axes.tick_params(axis="y", labelsize=8.5, labelcolor=INK)

@@ -147,16 +147,16 @@ class GroupDROTask(BaseTask):
             title = "What it costs on average (test data): up and right is better"
             yield Panel("tradeoff", f"test_{key}", title, label, "test_accuracy", "accuracy")
         title = f"Training: average loss of the worst {config.share} of groups"
-        yield Panel("curve", "train_cvar", title, "CVaR, train", log=True)
-        yield Panel("curve", "test_cvar", "The same on test data", "CVaR, test", log=True)
+        yield Panel("curve", "train_cvar", title, "CVaR, train")
+        yield Panel("curve", "test_cvar", "The same on test data", "CVaR, test")
         yield Panel("curve", "test_worst_accuracy", "Test accuracy of the worst group", "accuracy")
         title = "Test accuracy that nine of ten groups have or exceed"
         yield Panel("curve", "test_tenth_accuracy", title, "accuracy")
         yield Panel("curve", "test_accuracy", "Test accuracy over all samples", "accuracy")
         title = "How far the running values are from the true group losses"
-        yield Panel("curve", "tracking_error", title, "tracking error", log=True)
+        yield Panel("curve", "tracking_error", title, "tracking error")
         title = "Loss of every group before and after training (training data)"
-        yield Panel("change", "losses", title, "training loss by group", log=True)
+        yield Panel("change", "losses", title, "training loss by group")
         title = "Test accuracy of every reported group"
         yield Panel("dots", "test_reported", title, "test accuracy by group")
 
