@@ -80,14 +80,7 @@ class ToyTraining(Training):
             self.model, optimizer, 1, method.method, tolerance=FINAL, **settings
         )
         self.generator = torch.Generator().manual_seed(seed)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.config.steps
-
-    @property
-    def samples_per_step(self) -> int:
-        return 8
+        self.steps_per_epoch, self.samples_per_step = config.steps, 8
 
     def _values(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weight = self.model.weight.view(-1)

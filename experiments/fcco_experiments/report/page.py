@@ -249,28 +249,25 @@ class Alert:
 
 
 def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
-    """Diverged, unfinished and missing runs, overfitting, then warnings of the task.
+    """Runs that diverged, are unfinished or missing, overfitting, then warnings of the task.
 
-    The same one of several seeds is told once, and what all methods are told, once for all.
+    One that several seeds of a method share is said once.
     """
     runs, wanted = by_method(comparison), comparison.meta["seeds"]
-    every = [run for group in runs.values() for run in group]
-    told = {id(run): _warnings(task, config, run) for run in every}
-    shapes = [{_shape(text) for text in told[id(run)]} for run in every if _counts(run)]
-    shared = set.intersection(*shapes) if shapes and len(runs) > 1 else set()
-    states, said = [], []
+    found = other_data(comparison.runs)
     for name, group in runs.items():
-        ended = [(run, run.diverged.rstrip(".")) for run in group if run.diverged is not None]
-        states += _grouped(name, group, [(run, _text("diverged", why=why)) for run, why in ended])
-        unfinished = [(run, _text("unfinished")) for run in group if run.result is None]
-        states += _grouped(name, group, unfinished)
+        states = [
+            (run, _text("unfinished" if run.result is None else "diverged", why=run.diverged or ""))
+            for run in group
+            if not _counts(run)
+        ]
+        found += _grouped(name, group, states)
         if absent := [seed for seed in wanted if seed not in {run.seed for run in group}]:
-            states.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
-        own = [(run, text) for run in group for text in told[id(run)]]
-        said += _grouped(name, group, [pair for pair in own if _shape(pair[1]) not in shared])
-    pairs = [(run, text) for run in every for text in told[id(run)] if _shape(text) in shared]
-    said += [replace(alert, who="All methods") for alert in _grouped("", every, pairs)]
-    found = [*other_data(every), *states, *_overfitted(task, config, runs), *said]
+            found.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
+    found += _overfitted(task, config, runs)
+    for name, group in runs.items():
+        said = [(run, text) for run in group for text in _warnings(task, config, run)]
+        found += _grouped(name, group, said)
     return [replace(alert, text=whole_commands(alert.text, comparison)) for alert in found]
 
 
@@ -345,9 +342,7 @@ def _grouped(
     for same in texts.values():
         first, text = same[0]
         if any(other != text for _, other in same):
-            where = f"seed {first.seed}"
-            where = where if first.name == name else f"{first.name}, {where}"
-            text += " " + _text("numbers", where=where)
+            text += " " + _text("numbers", seed=first.seed)
         some = list(dict.fromkeys(run.seed for run, _ in same))
         yield Alert(f"{name}, {seeds(some, len(group))}", text)
 
