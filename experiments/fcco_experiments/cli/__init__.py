@@ -23,7 +23,7 @@ from .gate import gate
 if TYPE_CHECKING:  # it needs torch
     from .. import data
 
-_KEYS = """TASK is fairness, group-dro, continual or x-risk; or module:attribute of your own. Every
+_KEYS = """TASK is fairness, group-dro, continual or x-risk; or your own, as module:attribute. Every
 key of the config is an option, with dots for what is nested: COMMAND TASK --help lists them, `fcco
 config TASK --data NAME` prints their values. Columns of your own table: --label, --group or
 --overlapping, --features, --text, --image, --split; and --files for the folder of the images.

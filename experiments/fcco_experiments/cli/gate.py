@@ -28,21 +28,21 @@ OWN = "the columns"  # losses that the table holds
     "--segments",
     multiple=True,
     metavar="A,B,..",
-    help="Columns: each of their values is a segment. COLUMN=VALUE is that one and the rest; cells "
-    "such as `a|b` are in several.",
+    help="Columns; each value is a segment. COLUMN=VALUE divides the rows into that value and all "
+    "others; a cell such as `a|b` is in several segments.",
 )
 @click.option(
     "--label",
     metavar="COLUMN",
-    help="OLD and NEW are scores or predictions of it, not losses. COLUMN=VALUE: whether it has "
-    "that value.",
+    help="The label, if OLD and NEW are scores or predictions of it, not losses. COLUMN=VALUE asks "
+    "whether the column has that value.",
 )
 @click.option(
     "--loss",
     type=click.Choice(LOSSES),
-    help="With --label: log loss of scores from 0 to 1 that the label is its second value, 0/1 "
-    "error of predicted labels, or squared or absolute error. Unless given: log for scores, error "
-    "where all predictions are values of the label.",
+    help="With --label. log: log loss of scores from 0 to 1, the probability of the second value "
+    "of the label; error: 0/1 error of predicted labels; squared or absolute error. Unless given: "
+    "error if all predictions are values of the label, else log.",
 )
 @click.option(
     "--tolerance",
@@ -85,8 +85,9 @@ def gate(
 
     OLD and NEW are columns of a table.
 
-    A segment passes if its mean loss is worse by at most the tolerance, with 95 % for all segments
-    together; too few rows are no pass. Use rows on which no model was trained or chosen.
+    A segment passes if its mean loss is worse by at most the tolerance, with 95 % confidence for
+    all segments together. A segment with too few rows does not pass. Use rows on which no model was
+    trained or chosen.
 
     Exit code: 0 if all pass, 1 if not, 2 for a mistake in the command or in the table.
     """
