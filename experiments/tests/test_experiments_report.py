@@ -456,6 +456,12 @@ def test_overfitting_is_named_with_the_best_epoch_and_its_test_figure(tmp_path, 
         assert "--epochs 2" in text
 
 
+def test_what_all_methods_are_told_is_told_once(tmp_path):
+    runs = [one(n, train_inside=0.01 + k / 100) for k, n in enumerate(("A", "B"))]
+    said = re.findall(r"<li><b>(.*?)</b> (.*?)</li>", html_of(several(tmp_path, runs)))
+    assert said == [("All methods", "Vacuous: 0.010 inside. (Numbers from A, seed 0.)")]
+
+
 def test_a_small_figure_is_not_shown_as_zero(tmp_path):
     page = html_of(several(tmp_path, [one(seed=0), one(seed=1)]))
     row = next(v for k, v in cells(page, "All figures").items() if k.startswith("Stationarity"))

@@ -251,7 +251,7 @@ class Alert:
 def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
     """Runs that diverged, are unfinished or missing, overfitting, then warnings of the task.
 
-    One that several seeds of a method share is said once.
+    One that several seeds of a method share is said once, and one that all runs share, once for all.
     """
     runs, wanted = by_method(comparison), comparison.meta["seeds"]
     found = other_data(comparison.runs)
@@ -265,9 +265,15 @@ def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
         if absent := [seed for seed in wanted if seed not in {run.seed for run in group}]:
             found.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
     found += _overfitted(task, config, runs)
+    counted = [run for group in runs.values() for run in group if _counts(run)]
+    said = [(run, text) for run in counted for text in _warnings(task, config, run)]
+    shapes = [{_shape(text) for other, text in said if other is run} for run in counted]
+    shared = set.intersection(*shapes) if len(runs) > 1 and shapes else set[str]()
     for name, group in runs.items():
-        said = [(run, text) for run in group for text in _warnings(task, config, run)]
-        found += _grouped(name, group, said)
+        own = [(run, text) for run, text in said if run.name == name and _shape(text) not in shared]
+        found += _grouped(name, group, own)
+    common = _grouped("", counted, [pair for pair in said if _shape(pair[1]) in shared])
+    found += [replace(alert, who="All methods") for alert in common]
     return [replace(alert, text=whole_commands(alert.text, comparison)) for alert in found]
 
 
@@ -342,7 +348,10 @@ def _grouped(
     for same in texts.values():
         first, text = same[0]
         if any(other != text for _, other in same):
-            text += " " + _text("numbers", seed=first.seed)
+            where = (
+                f"seed {first.seed}" if first.name == name else f"{first.name}, seed {first.seed}"
+            )
+            text += " " + _text("numbers", where=where)
         some = list(dict.fromkeys(run.seed for run, _ in same))
         yield Alert(f"{name}, {seeds(some, len(group))}", text)
 
