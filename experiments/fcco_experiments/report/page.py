@@ -251,7 +251,7 @@ class Alert:
 def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
     """Runs that diverged, are unfinished or missing, overfitting, then warnings of the task.
 
-    One that several seeds of a method share is said once, and one that all runs share, once for all.
+    What several seeds of a method share is said once, and what all runs share, once for all.
     """
     runs, wanted = by_method(comparison), comparison.meta["seeds"]
     found = other_data(comparison.runs)
