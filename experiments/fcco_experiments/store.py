@@ -145,7 +145,7 @@ def numbers(value: Any) -> Any:
 def _require(path: Path, value: Any, kinds: Mapping[str, type], at: str = "it") -> dict[str, Any]:
     """The mapping, if it has these keys with values of these types."""
     if not isinstance(value, dict):
-        raise FolderError(f"{path} is damaged: {at} is no mapping.")
+        raise FolderError(f"{path} is damaged: {at} is not a mapping.")
     wrong = [k for k, kind in kinds.items() if k not in value or not isinstance(value[k], kind)]
     if wrong:
         raise FolderError(f"{path} is damaged: {at} has no {', '.join(wrong)}.")
@@ -240,7 +240,7 @@ def refuse(what: str, changes: Sequence[str]) -> None:
     """Raise an error if files are those of other runs."""
     if changes:
         raise FolderError(
-            f"{what}: {'; '.join(changes)}. Choose another place with --out, or start anew with "
+            f"{what}: {'; '.join(changes)}. Choose another place with --out, or start again with "
             "--overwrite."
         )
 
@@ -372,7 +372,7 @@ def read_checkpoint(
     except Exception as error:  # torch, pickle and zipfile raise different ones
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise FolderError(
-            f"The checkpoint {path} cannot be read: {reason}. Delete it to begin this run anew."
+            f"The checkpoint {path} cannot be read: {reason}. Delete it to start this run again."
         ) from error
     changes = differences(content["spec"], spec, incidental)
     if content["fingerprint"] != fingerprint:
@@ -484,7 +484,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
     wrong = [name for name in meta["methods"] if not is_method_name(name)]
     wrong += [seed for seed in meta["seeds"] if type(seed) is not int or seed < 0]
     if wrong:
-        raise FolderError(f"{path} is damaged: {wrong[0]!r} is no name of a method and no seed.")
+        raise FolderError(
+            f"{path} is damaged: {wrong[0]!r} is neither the name of a method nor a seed."
+        )
     return meta
 
 

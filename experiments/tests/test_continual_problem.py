@@ -97,7 +97,7 @@ def test_a_damaged_file_is_trained_anew(trained, own_cache, content):  # noqa: F
     (path,) = own_cache.glob("scenes-synthetic-0-*.pt")
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if content is None else content)
-    with pytest.warns(UserWarning, match="The old model is trained anew: .* cannot be read"):
+    with pytest.warns(UserWarning, match="The old model is trained again: .* cannot be read"):
         again = problem().make_old(0)
     assert same(again, found) and trained == [0, 0]
     problem().make_old(0)

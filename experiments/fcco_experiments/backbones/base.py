@@ -130,7 +130,7 @@ class Weights:
             state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as error:  # torch, pickle, zipfile and safetensors have one each
             raise WeightsError(
-                f"{self.where} is no file of weights; save `model.state_dict()`, not the model: "
+                f"{self.where} is not a file of weights; save `model.state_dict()`, not the model: "
                 f"{error}"
             ) from error
         if not isinstance(state, Mapping):

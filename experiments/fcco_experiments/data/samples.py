@@ -202,14 +202,14 @@ def molecule(smiles: str) -> Any:
     with log.BlockLogs():
         found = chem.MolFromSmiles(smiles, sanitize=False)
         if found is None:
-            raise WrongData(f"`{smiles}` is no molecule in SMILES.")
+            raise WrongData(f"`{smiles}` is not a molecule in SMILES.")
         found.UpdatePropertyCache(strict=False)
         flags = chem.SanitizeFlags
         failed = chem.SanitizeMol(
             found, flags.SANITIZE_ALL ^ flags.SANITIZE_PROPERTIES, catchErrors=True
         )
     if failed != flags.SANITIZE_NONE:
-        raise WrongData(f"`{smiles}` is no molecule that rdkit can read: {failed}.")
+        raise WrongData(f"`{smiles}` is not a molecule that rdkit can read: {failed}.")
     return found
 
 

@@ -63,7 +63,7 @@ def get(name: str, *, saved: bool = False) -> Task:
         raise ConfigError(f"The task `{name}` cannot be imported: {error}.") from error
     task = vars(imported).get(attribute)
     if not isinstance(task, Task):
-        what = f"has no {attribute}" if task is None else f"{attribute} is no Task"
+        what = f"has no {attribute}" if task is None else f"{attribute} is not a Task"
         raise ConfigError(f"The task `{name}` is not there: {module} {what}.")
     return task
 

@@ -262,7 +262,7 @@ class ContinualProblem(Problem):
         try:
             weights = read_values(path, key)
         except DamagedFile as error:
-            warnings.warn(f"The old model is trained anew: {error}.", stacklevel=2)
+            warnings.warn(f"The old model is trained again: {error}.", stacklevel=2)
             weights = None
         if weights is None:
             weights = self._train_old(seed)
