@@ -148,8 +148,10 @@ HEADS = ("segment", "rows", "old", "new", "worse by", "at most", "verdict")
 
 def cells(row: dict[str, Any]) -> list[str]:
     """A line of the table."""
+    from ..stats import fixed
+
     numbers = (row[key] for key in ("old", "new", "difference", "bound"))
-    shown = ("unknown" if number is None else f"{number:.4f}" for number in numbers)
+    shown = ("unknown" if number is None else fixed(number, 4) for number in numbers)
     return [row["segment"], f"{row['rows']:,}", *shown, row["verdict"]]
 
 
