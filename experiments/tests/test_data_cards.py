@@ -17,7 +17,7 @@ from fcco_experiments import data
 from fcco_experiments.data import layouts
 from fcco_experiments.data.sources import without_names
 from grouped_fixtures import Faces, Patches, Reviews, image, opinions, stand_in
-from scenes_fixtures import SIDE, Drives, photos, picture, saved, tar
+from scenes_fixtures import SIDE, Drives, photos, picture, saved, tar, unpack
 
 
 @pytest.fixture(autouse=True)
@@ -256,15 +256,22 @@ def test_bdd100k_subset(monkeypatch, tmp_path):
     assert sum(len(part) for part in loaded.cut(1).values()) == 8
 
 
-def test_weather(monkeypatch, tmp_path):
+@pytest.mark.parametrize("layout", ["archive", "folder"])
+def test_weather(monkeypatch, tmp_path, layout):
     members = photos()
     again = saved(picture(0), "JPEG", quality=60)  # the first of sunny, compressed once more
     members["weather/shine/zz.jpg"] = again
-    put(tmp_path, stand_in(monkeypatch, "weather", tar(members)), tar(members))
+    if layout == "archive":
+        name = stand_in(monkeypatch, "weather", tar(members))
+        put(tmp_path, name, tar(members))
+    else:
+        members["weather/shine/note.txt"] = members["weather/shine/._1.jpg"] = b"no photo"
+        members["weather/snowy/large.png"] = saved(picture(500, (300, 200)))
+        unpack(members, tmp_path)
     loaded = data.load_grouped("weather", tmp_path, classes=("sunrise", "clear", "snowy"))
     counts = sum(part.label.bincount(minlength=3) for part in loaded.cut(0).values())
     assert isinstance(counts, torch.Tensor)
-    assert counts.tolist() == [3, 11, 7], "zz.jpg repeats another photo"
+    assert counts.tolist() == [3, 11, 7 + (layout == "folder")], "zz.jpg repeats another photo"
     for row in range(len(loaded.samples)):
         assert torch.as_tensor(loaded.samples[row]).shape == (3, 128, 128)
 

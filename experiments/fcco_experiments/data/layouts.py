@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from .grouped import PARTS
-from .samples import scaffold, scaffold_split
+from .samples import SUFFIXES, scaffold, scaffold_split
 from .sources import Sighting, WrongData, cache_folder, digest, members
 from .table import Frame, Table, read_frame
 
@@ -239,8 +240,15 @@ WEATHER = {
 
 def weather(found: Sequence[Sighting]) -> Table:
     """A folder of photos for each kind of weather; several may be one class."""
-    files = members(found[0].detail, found[0].content)
-    photos = [PurePosixPath(path) for path in sorted(files)]
+    files = _files(found)
+    if isinstance(files, dict):
+        paths = list(files)
+    else:
+        paths = [f"{folder.name}/{name}" for folder in files.iterdir() if folder.is_dir()
+                 for name in os.listdir(folder)]  # fmt: skip
+    # Files with a dot in front are not the user's: macOS puts `._name.jpg` beside photos.
+    photos = [PurePosixPath(path) for path in sorted(paths)]
+    photos = [p for p in photos if p.suffix.lower() in SUFFIXES and p.name[0] != "."]
     kinds = [WEATHER.get(path.parent.name, path.parent.name) for path in photos]
     frame = pd.DataFrame({"image": [str(path) for path in photos], "weather": kinds}, dtype=str)
     return Table(found[0].detail, frame, files, size=(128, 128))

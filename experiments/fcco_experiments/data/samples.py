@@ -68,6 +68,7 @@ class Vectors:
 # --- Images --------------------------------------------------------------------------------------
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")  # others, as EPS, would start other programs
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 def decode(
