@@ -440,5 +440,3 @@ def test_limits_that_cannot_all_hold_are_named_without_a_function() -> None:
     text = finding(objective.report(), "multiplier-rising")
     assert "'low', 'high'" in text or "'high', 'low'" in text
     assert "'met'" not in text and "they cannot all hold" in text
-
-

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .store import Comparison
@@ -14,22 +15,27 @@ from .task import Metric, Rule
 Table = dict[str, dict[str, dict[str, float]]]
 """By method and metric: `mean`, `std` (n - 1) and the number of `runs`."""
 DIVERGED = "diverged"
+_MINUS = "\N{MINUS SIGN}"
 ARROWS = {"higher": "↑", "lower": "↓", "none": ""}
 
 
-def table(comparison: Comparison, metrics: Sequence[Metric]) -> Table:
+def table(
+    comparison: Comparison, metrics: Sequence[Metric], names: Mapping[str, str] | None = None
+) -> Table:
     """Mean and standard deviation (0 for one run) of each metric of each method.
+
+    With `names`, the rows are those of these methods under other names.
 
     A run that diverged counts with its last finite figures, so that it does not flatter its method;
     `diverged` is then the share of such runs. A figure that no run has is left out.
     """
     result: Table = {}
-    for name in comparison.meta["methods"]:
+    for name in comparison.meta["methods"] if names is None else names:
         finished = [run for run in comparison.of(name) if run.result is not None]
         if not finished:
             continue
         figures = [run.figures for run in finished]
-        row = result[name] = {}
+        row = result[name if names is None else names[name]] = {}
         for metric in metrics:
             values = [run[metric.key] for run in figures if _is_number(run.get(metric.key))]
             if values:
@@ -96,36 +102,63 @@ def cells(shown: Table, metrics: Sequence[Metric], rule: Rule | None = None) -> 
         share = row.get(DIVERGED)
         rows.append([name if share is None else f"{name} ({share['mean']:.0%} diverged)"])
         for metric in metrics:
-            text = _cell(row.get(metric.key), metric.digits)
-            if rule is not None and metric.key == rule.constraint and metric.key in row:
-                text += " ✓" if met(row, rule) else " ✗"
-            rows[-1].append(text)
+            value = row.get(metric.key)
+            parts = ["-"] if value is None else list(filter(None, cell(value, metric.digits)))
+            if rule is not None and metric.key == rule.constraint and value is not None:
+                parts.append("✓" if met(row, rule) else "✗")
+            rows[-1].append(" ".join(parts))
     return rows
 
 
-def _cell(value: Mapping[str, float] | None, digits: int) -> str:
-    if value is None:
-        return "-"
-    if not math.isfinite(value["mean"]):
-        return "not finite"
-    text = f"{value['mean']:.{digits}f}"
+def fixed(value: float, digits: int) -> str:
+    """A figure with that many digits after the point.
+
+    >>> fixed(-0.01234, 3), fixed(float("nan"), 3), fixed(3.2e9, 2)
+    ('−0.012', 'n/a', '3.2e+09')
+    """
+    if math.isnan(value):
+        return "n/a"
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{_MINUS}∞"
+    text = f"{value:.3g}" if abs(value) >= 1e7 else f"{value:.{digits}f}"
+    if float(text) == 0:
+        text = text.removeprefix("-")
+    return text.replace("-", _MINUS) if text.startswith("-") else text
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """A figure of unknown size with that many significant digits.
+
+    >>> plain(0.017), plain(123.4), plain(0.0), plain(-9.31e-5, 2)
+    ('0.0170', '123', '0', '−9.3e−5')
+    """
+    if not math.isfinite(value) or value == 0:
+        return fixed(value, 0)
+    text = f"{value:#.{digits}g}".removesuffix(".")
+    if "e" in text:
+        head, _, power = text.partition("e")
+        text = f"{head.removesuffix('.')}e{int(power)}"
+    return text.replace("-", _MINUS)
+
+
+def figure(mean: float, deviation: float | None, digits: int) -> tuple[str, str]:
+    """A mean, and `± deviation` where there is one, on the terminal and on the page.
+
+    What so many digits would show as 0 gets significant ones instead.
+
+    >>> figure(0.123, 0.01, 2), figure(1e-6, None, 4)
+    (('0.12', '± 0.01'), ('1.00e−6', ''))
+    """
+    text, spread = fixed(mean, digits), partial(fixed, digits=digits)
+    if mean != 0 and math.isfinite(mean) and not text.strip("0."):
+        text, spread = plain(mean), partial(plain, digits=2)
+    return text, "" if deviation is None else f"± {spread(deviation)}"
+
+
+def cell(value: Mapping[str, float], digits: int) -> tuple[str, str]:
+    """`figure` of an entry of a table, whose deviation is that of several runs."""
     several = value["runs"] > 1 and math.isfinite(value["std"])
-    return f"{text} ± {value['std']:.{digits}f}" if several else text
-
-
-def markdown(shown: Table, metrics: Sequence[Metric], rule: Rule | None = None) -> str:
-    """The first table and the one of all metrics, as a Markdown file."""
-    parts = []
-    first = columns(metrics, rule, wide=True)
-    for title, chosen in (("Headline", first), ("All figures", metrics)):
-        head, *rows = cells(shown, chosen, rule)
-        lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        parts.append(f"## {title}\n\n{body}\n")
-    meanings = [f"* **{metric.label}**: {metric.meaning}" for metric in metrics if metric.meaning]
-    several = any(value["runs"] > 1 for row in shown.values() for value in row.values())
-    note = "Mean ± standard deviation over seeds.\n" if several else "One seed.\n"
-    return "\n".join([*parts, note, *meanings]).rstrip() + "\n"
+    return figure(value["mean"], value["std"] if several else None, digits)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import io
 import json
 import math
 import re
-import shutil
 import traceback
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,13 +33,13 @@ from .task import Experiment, Method, Row
 # Files of a run.
 CONFIG, ENVIRONMENT, METRICS = "config.yaml", "environment.json", "metrics.jsonl"
 RESULT, FAILURE = "result.json", "failure.txt"
-CHECKPOINT, TENSORBOARD, LOCK = "checkpoint.pt", "tensorboard", ".lock"
+CHECKPOINT, LOCK = "checkpoint.pt", ".lock"
 _RUN_FILES = (CONFIG, ENVIRONMENT, METRICS, RESULT, FAILURE, CHECKPOINT, LOCK)
 # Files of a comparison.
 COMPARISON, SWEEP, WINNERS = "comparison.json", "sweep.json.gz", "winners.yaml"
-TABLE, RUNS = "table.json", "runs.jsonl.gz"
+TABLE, RUNS, SETTINGS = "table.json", "runs.jsonl.gz", "settings.csv"
 FLEET_FOLDER = "fleet"
-_SUMMARIES = (TABLE, "table.md", "report.html", SWEEP, "settings.csv", WINNERS, CONFIG)
+_SUMMARIES = (TABLE, "report.html", SWEEP, SETTINGS, WINNERS, CONFIG)
 _FLEET_FILE = r"(checkpoint|lines|failure)-\d+\.(pt|jsonl|txt)|environment\.json"
 
 
@@ -146,7 +145,7 @@ def numbers(value: Any) -> Any:
 def _require(path: Path, value: Any, kinds: Mapping[str, type], at: str = "it") -> dict[str, Any]:
     """The mapping, if it has these keys with values of these types."""
     if not isinstance(value, dict):
-        raise FolderError(f"{path} is damaged: {at} is no mapping.")
+        raise FolderError(f"{path} is damaged: {at} is not a mapping.")
     wrong = [k for k, kind in kinds.items() if k not in value or not isinstance(value[k], kind)]
     if wrong:
         raise FolderError(f"{path} is damaged: {at} has no {', '.join(wrong)}.")
@@ -224,7 +223,7 @@ def differences(
     incidental: Collection[str] = Experiment.incidental,
 ) -> list[str]:
     """What differs between two plain specs, as sentences; `incidental` keys of the config may."""
-    old, new = dict(_flat(saved)), dict(_flat(now))
+    old, new = dict(flat(saved)), dict(flat(now))
     changes = []
     for key in dict.fromkeys([*old, *new]):
         before, after = old.get(key, _MISSING), new.get(key, _MISSING)
@@ -241,15 +240,16 @@ def refuse(what: str, changes: Sequence[str]) -> None:
     """Raise an error if files are those of other runs."""
     if changes:
         raise FolderError(
-            f"{what}: {'; '.join(changes)}. Choose another place with --out, or start anew with "
+            f"{what}: {'; '.join(changes)}. Choose another place with --out, or start again with "
             "--overwrite."
         )
 
 
-def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The entries of nested mappings by dotted key."""
     for key, entry in value.items():
         if isinstance(entry, Mapping):
-            yield from _flat(entry, f"{before}{key}.")
+            yield from flat(entry, f"{before}{key}.")
         else:
             yield f"{before}{key}", entry
 
@@ -302,8 +302,8 @@ def prepare(folder: Path, *, resume: bool, overwrite: bool) -> None:
         )
     if (any(_runs(folder)) or fleet_files(folder)) and not (resume or overwrite):
         raise FolderError(
-            f"{folder} has runs already. Go on with them: --resume. Delete them and start anew: "
-            "--overwrite. Or choose another place: --out FOLDER."
+            f"{folder} has runs already. To continue them: --resume. To delete them first:"
+            " --overwrite. To use another folder: --out FOLDER."
         )
 
 
@@ -312,7 +312,6 @@ def remove_runs(folder: Path) -> None:
     for run in list(_runs(folder)):
         for name in _RUN_FILES:
             (run / name).unlink(missing_ok=True)
-        shutil.rmtree(run / TENSORBOARD, ignore_errors=True)
         _remove_empty(run, run.parent)
     for path in fleet_files(folder):
         path.unlink(missing_ok=True)
@@ -373,7 +372,7 @@ def read_checkpoint(
     except Exception as error:  # torch, pickle and zipfile raise different ones
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise FolderError(
-            f"The checkpoint {path} cannot be read: {reason}. Delete it to begin this run anew."
+            f"The checkpoint {path} cannot be read: {reason}. Delete it to start this run again."
         ) from error
     changes = differences(content["spec"], spec, incidental)
     if content["fingerprint"] != fingerprint:
@@ -454,13 +453,10 @@ def load_comparison(folder: Path) -> Comparison:
 
 
 def _published(folder: Path) -> Comparison | None:
-    """Published results as a comparison, None for a folder without them."""
-    if (folder / TABLE).is_file() and not (folder / RESULT).is_file():
-        meta = read_json(folder / TABLE).get("meta")
-    else:
-        meta = (read_sweep(folder) or {}).get("meta")
-    if meta is None:
+    """A published comparison, None for a folder without one."""
+    if not (folder / RUNS).is_file():
         return None
+    meta = read_json(folder / TABLE)["meta"]
     runs = []
     for line in _read_lines(folder / RUNS, {}):
         name, seed, method, rows = (line[key] for key in ("name", "seed", "method", "rows"))
@@ -488,7 +484,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
     wrong = [name for name in meta["methods"] if not is_method_name(name)]
     wrong += [seed for seed in meta["seeds"] if type(seed) is not int or seed < 0]
     if wrong:
-        raise FolderError(f"{path} is damaged: {wrong[0]!r} is no name of a method and no seed.")
+        raise FolderError(
+            f"{path} is damaged: {wrong[0]!r} is neither the name of a method nor a seed."
+        )
     return meta
 
 

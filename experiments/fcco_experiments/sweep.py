@@ -21,23 +21,23 @@ summary of a sweep has them.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import config as configs
-from . import results, store, tasks
+from . import store, tasks
 from .config import ConfigError, from_plain, plain
 from .run import Plan, plan
 from .store import SWEEP, Comparison
 from .store import read_sweep as read
-from .task import Experiment, Method, Row, Rule, Task
+from .task import Experiment, Method, Metric, Row, Rule, Task
 
 Values = dict[str, Any]
 
@@ -92,8 +92,8 @@ def with_inline(grid: Grid, inline: Iterable[tuple[str, str]]) -> Grid:
                 f"such as --grid.sonex.lr '[0.1, 0.01]', but it is: {text}"
             )
         old = methods.get(name, MethodGrid({}))
-        methods[name] = dataclasses.replace(old, grid={**old.grid, inside: values})
-    return dataclasses.replace(grid, methods=methods)
+        methods[name] = replace(old, grid={**old.grid, inside: values})
+    return replace(grid, methods=methods)
 
 
 def settings_of(
@@ -206,7 +206,7 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
     the folder are ranked too; `winners.yaml` gets the final seeds.
     """
     comparison = store.load_comparison(out)
-    task, config = results.problem(comparison)
+    task, config = tasks.saved(comparison)
     rule = rule_of(task, config)
     tried = {entry["name"]: entry["setting"] for entry in (read(out) or {}).get("settings", ())}
     tried |= {setting.name: setting.values for setting in settings}
@@ -230,7 +230,7 @@ def choose(out: Path, settings: Sequence[Setting], final_seeds: Sequence[int]) -
     }
     store.write_rows(out / SWEEP, [sweep])
     methods = {name: config.methods[winner] for name, winner in winners.items()}
-    best = dataclasses.replace(config, methods=methods, seeds=tuple(final_seeds))
+    best = replace(config, methods=methods, seeds=tuple(final_seeds))
     head = f"# Winners of a sweep. Rule: {' '.join(rule.text.split())}\n"
     store.write_text(out / store.WINNERS, head + configs.dump(best))
     return sweep
@@ -268,3 +268,27 @@ def _means(rows: Sequence[Row]) -> dict[str, float]:
         for key in keys
         if all(isinstance(row.get(key), (int, float)) for row in rows)
     }
+
+
+def validated(metrics: Sequence[Metric], sweep: Mapping[str, Any]) -> list[Metric]:
+    """The metrics that settings have, first those that are in the first table for test data."""
+    there = {key for entry in sweep["settings"] for key in entry["figures"]}
+    first = {re.sub("^test_", "val_", metric.key) for metric in metrics if metric.headline}
+    found = [replace(m, headline=m.key in first) for m in metrics if m.key in there]
+    return sorted(found, key=lambda metric: not metric.headline)
+
+
+def rows(sweep: Mapping[str, Any]) -> list[Row]:
+    """A line for each setting, for a table of all: of each method, the best by the rule first."""
+    entries = {entry["name"]: entry for entry in sweep["settings"]}
+    return [
+        {
+            "method": method, "rank": rank, "name": name,
+            "chosen": sweep["winners"].get(method) == name,
+            "feasible": bool(sweep["limited"] and entries[name]["feasible"]),
+            "runs": entries[name]["finished"], "diverged": entries[name]["diverged"],
+            **dict(store.flat(entries[name]["setting"])), **entries[name]["figures"],
+        }
+        for method, ranked in sweep["ranking"].items()
+        for rank, name in enumerate(ranked, 1)
+    ]  # fmt: skip

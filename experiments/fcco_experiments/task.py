@@ -18,9 +18,6 @@ Row = dict[str, Any]
 
 Setting = float | int | bool | str
 
-Progress = Callable[[str, int, int | None], None]
-"""Told about a download: what, bytes so far, bytes in all if known."""
-
 
 @dataclass(frozen=True)
 class Method:
@@ -117,15 +114,8 @@ class Experiment:
 class _Steps(ABC):
     """What is stepped and saved; the state round trips bitwise through `state_dict`."""
 
-    @property
-    @abstractmethod
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch: methods that draw more samples make fewer."""
-
-    @property
-    @abstractmethod
-    def samples_per_step(self) -> int:
-        """Samples that a step of one run draws."""
+    steps_per_epoch: int  # methods that draw more samples make fewer
+    samples_per_step: int  # of one run
 
     @abstractmethod
     def step(self) -> None:
@@ -208,13 +198,13 @@ class Panel:
     """A plot of the report; of runs that have no such figures, none.
 
     Args:
-        kind: `"curve"`: `y` over epochs, a band over seeds. `"family"`: the list `y` (one line per
-            entry) over epochs, one panel per method. `"tradeoff"`: final `y` against `x`, a dot per
-            run, with the frontier. `"change"`: the list `y` before and after training, a row per
-            entry with a dot per method. `"dots"`: the list `y` at the end, whiskers over seeds.
+        kind: `"curve"`: `y` over epochs, a band over seeds. `"tradeoff"`: final `y` against `x`, a
+            dot per run, with the frontier. `"change"`: the list `y` before and after training, a
+            row per entry with a dot per method. `"dots"`: the list `y` at the end, whiskers over
+            seeds.
     """
 
-    kind: Literal["curve", "family", "tradeoff", "change", "dots"]
+    kind: Literal["curve", "tradeoff", "change", "dots"]
     y: str  # key in the rows
     title: str  # says what to see
     label: str = ""  # of the y axis
@@ -222,7 +212,6 @@ class Panel:
     x_label: str = ""
     reference: float | None = None  # a horizontal line, such as the limit of a constraint
     x_reference: float | None = None  # a vertical one
-    log: bool = False  # logarithmic where all values are above 0 and differ by a factor of 8
 
 
 @dataclass(frozen=True)
@@ -232,8 +221,6 @@ class Page:
     Args:
         question: paragraphs: what was asked, for a reader who has not read the paper.
         references: methods that solve another problem, such as training without constraints.
-        clouds: plots of a sweep (kind `"tradeoff"`), never of test data: the first whose figures
-            there are; the trade-offs among the panels, on validation data, without them.
     """
 
     title: str
@@ -242,7 +229,6 @@ class Page:
     panels: tuple[Panel, ...]
     entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of lists' entries
     references: tuple[str, ...] = ()
-    clouds: tuple[Panel, ...] = ()
     glossary: Mapping[str, str] = field(default_factory=dict)  # one line for each method
 
 
@@ -312,13 +298,6 @@ class Task(ABC):
     def check(self, config: Any) -> Iterable[tuple[tuple[str, ...], str]]:
         """Settings that types cannot refuse: pairs of a path as `("methods", "sonex")` and why."""
         return ()
-
-    def fetch(self, config: Any, progress: Progress) -> Problem | None:
-        """Bring the data to this machine, once, before the processes that load them start.
-
-        A problem that was built for this is returned, so that this process need not load it again.
-        """
-        return None
 
     def config_name(self, data: str, setting: str | None) -> str:
         """The config file of a data set, as `celeba-paper`: the usual setting has the bare name."""

@@ -11,8 +11,7 @@ import tokenizers
 import torch
 from fcco_experiments import backbones
 from fcco_experiments.task import Method
-from fcco_experiments.tasks.continual import Continual
-from fcco_experiments.tasks.continual.problem import ContinualProblem
+from fcco_experiments.tasks.continual import Continual, ContinualProblem
 from fcco_experiments.tasks.continual.training import Batch, ContinualTraining
 from scenes_fixtures import picture, saved
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ CONFIG = Continual(
     data="scenes-synthetic", target="foggy", protected=("clear", "cloudy", "rainy", "snowy"),
     captions=("it is {} today.", "a {} scene.", "the weather is {}."), width=6, heads=2,
     old_epochs=2, old_batch=32, batch=8, negatives=10, per_class=3, steps_per_epoch=7, epochs=3,
-    sample_limit=40, evaluate_batch=50, device="cpu", temperature=0.2, certificate=False,
+    sample_limit=40, evaluate_batch=50, device="cpu", temperature=0.2,
 )  # fmt: skip
 METHODS = {
     "sonex": Method(

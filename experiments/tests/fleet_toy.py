@@ -43,14 +43,7 @@ class ToyFleet(FleetTraining):
         self.weight = torch.zeros(len(runs), dtype=torch.float64)
         self.lr = torch.tensor([method.lr for method, _ in runs], dtype=torch.float64)
         self.gone = torch.full((len(runs),), -1)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.config.steps
-
-    @property
-    def samples_per_step(self) -> int:
-        return 8
+        self.steps_per_epoch, self.samples_per_step = config.steps, 8
 
     @property
     def died(self) -> list[int]:

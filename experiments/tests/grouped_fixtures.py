@@ -49,12 +49,6 @@ class Faces:
     def official(self, folder: Path) -> Path:
         return unpack(self.files(), folder)
 
-    def wilds(self, root: Path) -> None:
-        folder = self.official(root / "celebA_v1.0")
-        (folder / "list_attr_celeba.txt").unlink()
-        table = self.table.set_axis(self.names).rename_axis("image_id")
-        table.to_csv(folder / "list_attr_celeba.csv")
-
     def archive(self) -> bytes:
         return tar({f"celeba/{name}": content for name, content in self.files().items()})
 

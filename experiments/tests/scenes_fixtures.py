@@ -108,20 +108,17 @@ class Drives:
             for each in self.rows[split]
         }
 
-    def labels(self, release: str, splits: tuple[str, ...] = ("train", "val")) -> dict[str, bytes]:
-        pattern = {"2020": "det_20/det_{}.json", "2018": "bdd100k_labels_images_{}.json"}[release]
+    def labels(self, splits: tuple[str, ...] = ("train", "val")) -> dict[str, bytes]:
         return {
-            f"labels/{pattern.format(split)}": json.dumps(
-                self.rows[split], indent=4 if release == "2018" else None
-            ).encode()
+            f"labels/det_20/det_{split}.json": json.dumps(self.rows[split]).encode()
             for split in splits
         }
 
-    def write(self, root: Path, release: str = "2020") -> Path:
-        unpack({**self.images(), **self.labels(release)}, root / "bdd100k")
+    def write(self, root: Path) -> Path:
+        unpack({**self.images(), **self.labels()}, root / "bdd100k")
         return root
 
     def archive(self) -> bytes:
         """The val split as the subset has it."""
-        own = {**self.images(("val",)), **self.labels("2020", ("val",))}
+        own = {**self.images(("val",)), **self.labels(("val",))}
         return tar({f"bdd100k/{name}": content for name, content in own.items()})

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from fcco_experiments import backbones
-from fcco_experiments.backbones import registry
 from fcco_experiments.backbones.base import LITE0
 from fcco_experiments.data.grouped import GroupedData, Vectors
 from torch import Tensor, nn
@@ -76,11 +75,8 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def test_features_are_computed_once():
-    rows, state, told = list(photos()), torch.get_rng_state(), []
-    first = backbones.features(
-        IMAGES, grouped(rows), batch=4, progress=lambda *entry: told.append(entry[1:])
-    )
-    assert told == [(4, 10), (8, 10), (10, 10)]
+    rows, state = list(photos()), torch.get_rng_state()
+    first = backbones.features(IMAGES, grouped(rows), batch=4)
     again = backbones.features(IMAGES, grouped(rows), batch=3)
     assert CALLS == [(4, 3, 6, 5), (4, 3, 6, 5), (2, 3, 6, 5)]
     assert torch.equal(first.values, again.values)
@@ -161,7 +157,7 @@ def test_random_weights_are_the_same_each_time_and_not_built_for_their_checksum(
         raise AssertionError("nothing may be built")
 
     with monkeypatch.context() as patched:
-        for spec in registry.BUILT_IN.values():
+        for spec in backbones.BUILT_IN.values():
             patched.setattr(type(spec), "build", refuse)
         assert backbones.checksum("resnet50", pretrained=False) == "random"
         assert backbones.checksum("efficientnet-lite0") == LITE0.sha256
@@ -181,9 +177,7 @@ def test_a_backbone_of_the_user_is_given_every_option(tmp_path, monkeypatch):
         "weights": "",
         "size": (4, 5),
         "tokens": 6,
-        "recompute": False,
         "batch_norm": "batch",
-        "progress": None,
     }
     assert backbones.fetch(IMAGES) == []
     (tmp_path / "of_a_user.py").write_text("def backbone(**options): ...\nbackbone.kind = 'text'\n")

@@ -141,8 +141,6 @@ def test_sizes_of_the_published_networks(name, width, count):
         built: Any = backbones.build(name, pretrained=False, tokens=77, size=(224, 224))
     assert built.width == width and built.kind == backbones.kind(name)
     assert sum(parameter.numel() for parameter in built.parameters()) == count
-    if "clip" in name:
-        assert built.temperature() == pytest.approx(0.07, abs=1e-4)
 
 
 # What comes out.
@@ -189,8 +187,7 @@ def test_scores_of_both_halves_are_clips(clip):
     seen, read = image(images()), text(CLIP_IDS)
     torch.testing.assert_close(text(F.pad(CLIP_IDS, (0, 2))), read)
     one, two = F.normalize(image.projection()(seen)), F.normalize(text.projection()(read))
-    assert image.temperature() == text.temperature() == pytest.approx(math.exp(-SCALE), rel=1e-6)
-    torch.testing.assert_close(one @ two.T / image.temperature(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(one @ two.T * math.exp(SCALE), expected, rtol=1e-5, atol=1e-5)
     assert image.double().projection().weight.dtype == torch.float64
 
 
@@ -224,21 +221,11 @@ def test_images_are_scaled_and_cut_as_clip_does(clip, size):
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_recomputation_changes_no_gradient_and_every_parameter_has_one(name, bert, clip):
-    """A parameter without gradient would stop DistributedDataParallel."""
-    gradients, calls = [], []
-    for recompute in (False, True):
-        folder = bert if name == "distilbert" else clip
-        built = built_from(folder, name, recompute=recompute).train()
-        layers = built.network.transformer.layer if folder is bert else built.network.encoder.layers
-        count: list[int] = []
-        next(layers[0].children()).register_forward_hook(lambda *_, c=count: c.append(1))
-        built(BATCHES[name]).square().sum().backward()
-        gradients.append([parameter.grad for parameter in built.parameters()])
-        calls.append(len(count))
-    assert calls == [1, 2]
-    for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(again, plain, rtol=1e-6, atol=1e-6)
+def test_every_parameter_has_a_gradient(name, bert, clip):
+    """One without would stop DistributedDataParallel."""
+    built = built_from(bert if name == "distilbert" else clip, name).train()
+    built(BATCHES[name]).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in built.parameters())
 
 
 # Tokens.
@@ -268,30 +255,21 @@ def test_texts_become_padded_token_ids(bert, clip):
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_what_hugging_face_has_in_its_cache_is_used(name, bert, clip, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(backbones.WeightsError, match=r"on this machine.*`save_pretrained\(folder"):
+def test_every_file_of_a_folder_is_in_the_checksum(name, bert, clip):
+    with pytest.raises(backbones.WeightsError, match=r"needs `weights`.*`save_pretrained\(folder"):
         backbones.build(name, **SHAPE)
     folder = bert if name == "distilbert" else clip
-    expected = built_from(folder, name).state_dict()
+    state = built_from(folder, name).state_dict()
+    assert {value.dtype for value in state.values()} == {torch.float32}
     sums = [backbones.checksum(name, weights=str(folder))]
     for part in ("config.json", "tokenizer.json"):
         (folder / part).write_text((folder / part).read_text() + " ")
         sums.append(backbones.checksum(name, weights=str(folder)))
-    repository = "distilbert-base-uncased" if folder is bert else "openai--clip-vit-base-patch16"
-    home = tmp_path / f"models--{repository}"
-    (home / "refs").mkdir(parents=True)
-    (home / "refs" / "main").write_text("0123")
-    (home / "snapshots").mkdir()
-    folder.rename(home / "snapshots" / "0123")
-    state = backbones.build(name, **SHAPE).state_dict()
-    assert all(torch.equal(state[key], value) for key, value in expected.items())
-    assert {value.dtype for value in state.values()} == {torch.float32}
-    assert backbones.checksum(name) == sums[-1] and len(set(sums)) == 3
+    assert len(set(sums)) == 3
 
 
 def test_what_does_not_fit_is_refused(bert, clip, tmp_path, monkeypatch):
-    with pytest.raises(backbones.WeightsError, match=r"no config.json with model.safetensors or"):
+    with pytest.raises(backbones.WeightsError, match=r"needs `weights`.*model.safetensors or"):
         built_from(tmp_path, "distilbert")
     with pytest.raises(backbones.WeightsError, match="must be of CLIP but is of 'distilbert'"):
         built_from(bert, "clip-image")

@@ -210,7 +210,7 @@ BROKEN = {"constraints": [0.2, 0.3], "train_violation": 0.3, "penalty": 4.0}
             {"train_target_gain": 0.0, "zero_one": [0.0, 0.0], "constraints": [1e-5, -1e-5]},
             "^Did not move",
         ),
-        ({"train_accuracy": 0.38, "train_target_gain": -0.1}, "^Fell apart.* 38.0 %"),
+        ({"train_accuracy": 0.38, "train_target_gain": -0.1}, "^Collapsed.* 38.0 %"),
         ({**FORGETS, "train_violation": 0.01}, "name only.* rainy .*0.035"),
         ({**FORGETS, "train_violation": 0.02}, None),
         ({"test_counts": [60, 50, 49]}, "foggy .*49 .*0.020"),

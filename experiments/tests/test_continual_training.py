@@ -24,7 +24,6 @@ from fcco_experiments.tasks.continual.training import Classes, by_class, changes
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_continual import NAMES, Plain
-from scipy.optimize import nnls
 from task_cases import one_thread, steps, weights  # noqa: F401 (one_thread is used by being here)
 
 
@@ -41,7 +40,7 @@ def transcribed(
     name: str, number: int, independent: bool = False, **changes: Any
 ) -> tuple[Any, Plain]:
     """A run away from its old model, and the plain one with the weights of both."""
-    own = problem(certificate=True, **changes)
+    own = problem(**changes)
     old = own.old_model(0).state_dict()
     method = dataclasses.replace(METHODS[name], independent=independent)
     run = steps(moved(own.start(method, 0)), number)
@@ -161,9 +160,7 @@ def test_changes_by_hand(pairs: list[tuple[int, int]], limit: float):
     beyond = max(max(lost) / 60 - max(limit, 1 / 60), 0)  # one image is always allowed
     wanted = {
         "target_accuracy": gains[-1] / 60, "target_gain": (pairs[-1][1] - pairs[-1][0]) / 60,
-        "target_loss": 1.5 * (number - 1), "protected_accuracy": np.mean(gains[:-1]) / 60,
-        "protected_change": -np.mean(lost) / 60, "accuracy": np.mean(gains) / 60,
-        "forgetting": max(lost) / 60, "forgotten_images": sum(max(n, 0) for n in lost),
+        "accuracy": np.mean(gains) / 60, "forgetting": max(lost) / 60,
         "violation": number - 2, "retained": float(max(lost) <= 0), "excess": beyond,
         "kept": float(beyond < 1e-6),
     }  # fmt: skip
@@ -218,38 +215,3 @@ def objective(run: Any, reference: Plain) -> torch.Tensor:
     means = dict(zip(rows, reference.means(rows, reference.weights), strict=True))
     logs = [torch.log(means[r] + 1 / len(reference.others)) for r in reference.targets]
     return CONFIG.temperature * torch.stack(logs).sum() / len(reference.targets)
-
-
-@pytest.mark.parametrize("name", ["sonex", "replay"])
-def test_the_certificate_is_a_direct_computation(name):
-    run, reference = transcribed(name, 6)
-    found = run.finish()
-    losses, old = (
-        torch.stack([reference.loss(r, at) for r in reference.others])
-        for at in (reference.weights, reference.old)
-    )
-    label = torch.tensor([reference.label[r] for r in reference.others])
-    h = torch.stack([(losses - old)[label == k].mean() for k in range(4)])
-
-    def flat(value: torch.Tensor) -> torch.Tensor:
-        parts = torch.autograd.grad(value, reference.weights, retain_graph=True)
-        return torch.cat([part.reshape(-1) for part in parts])
-
-    g, slopes = flat(objective(run, reference)), torch.stack([flat(value) for value in h])
-    values = h.detach()
-    assert found["kkt_feasibility"] == pytest.approx(values.clamp(min=0).max().item(), abs=1e-4)
-    near = values >= -1e-3
-    assert 0 < int(near.sum()) < 4, "some constraints count and some do not"
-    best = torch.zeros(4, dtype=torch.float64)
-    solution, length = nnls(slopes[near].T.numpy(), -g.numpy())
-    best[near] = torch.from_numpy(solution)
-    assert found["best_multipliers"] == pytest.approx(best.tolist(), abs=1e-4)
-    assert found["kkt_best_stationarity"] == pytest.approx(length, rel=1e-4)
-    products = (best * values).abs().max().item()
-    assert found["kkt_best_complementarity"] == pytest.approx(products, abs=1e-4)
-    if name == "sonex":
-        prices = torch.tensor(run.evaluate()["multipliers"]).double()
-        length = (g + slopes.T @ prices).norm().item()
-        assert found["kkt_stationarity"] == pytest.approx(length, rel=1e-4)
-        products = (prices * values).abs().max().item()
-        assert found["kkt_complementarity"] == pytest.approx(products, abs=1e-4) and products > 0

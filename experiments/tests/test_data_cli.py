@@ -9,9 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from data_fixtures import adult_contents, change_card, put
 from fcco_experiments import data
-from fcco_experiments.cli import data as commands
-from fcco_experiments.cli import display
-from rich.console import Console
+from fcco_experiments.cli import app
 
 ADULT = adult_contents(3)
 
@@ -28,7 +26,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(commands.data_sets, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, ["data", *map(str, arguments)])
 
 
 def rows(result: Result) -> list[dict[str, str]]:
@@ -71,12 +69,3 @@ def test_what_cannot_be_had():
     for command in ("list", "fetch", "verify"):
         result = run(command, "adlt")
         assert result.exit_code == 2 and "must be one of adult" in result.stderr
-
-
-def test_a_terminal_gets_bars(monkeypatch, capsys):
-    options = {"force_terminal": True, "width": 100}
-    monkeypatch.setattr(display, "Console", lambda **own: Console(**own, **options))
-    with display.fetching() as progress:
-        progress("adult.data", 5, 10)
-        progress("adult.data", 10, 10)
-    assert "adult.data" in capsys.readouterr().err

@@ -276,14 +276,3 @@ def test_other_errors_are_no_divergence(tmp_path):
     with pytest.raises(ValueError, match="infinite or NaN"):
         engine.train(spec(break_at=5), tmp_path)
     assert not (tmp_path / "result.json").exists()
-
-
-def test_scalars_for_tensorboard(tmp_path):
-    board = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    engine.train(spec(), tmp_path, stop=after(9), tensorboard=True)
-    engine.train(spec(), tmp_path, tensorboard=True)
-    read = board.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    scalars = [(each.step, each.value) for each in read.Scalars("loss")]
-    expected = [(row["step"], row["loss"]) for row in rows(tmp_path)]
-    assert scalars == [(step, pytest.approx(value, rel=1e-6)) for step, value in expected]
-    assert len(read.Scalars("excess/0")) == len(expected)

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(fcco_experiments.__file__).parent
 LAYERS = [
     "config", "task", "data", "store", "environment",
-    "backbones", "stats", "tasks", "results", "run", "sweep", "report", "compare", "cli",
+    "backbones", "stats", "tasks", "run", "sweep", "report", "compare", "cli",
     "__main__",
 ]  # fmt: skip
 

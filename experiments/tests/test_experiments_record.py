@@ -81,9 +81,9 @@ def test_only_what_is_ours_is_removed(tmp_path):
     """Not a folder that only has such a name, no file beside ours, and nothing behind a link."""
     out = tmp_path / "out"
     write(
-        out, "sonex/seed-0/result.json", "sonex/seed-0/tensorboard/events", "sonex/seed-2/.lock",
+        out, "sonex/seed-0/result.json", "sonex/seed-2/.lock",
         "sonex/seed-12/checkpoint.pt", "sox@3/seed-1/config.yaml", "comparison.json",
-        "table.json", "table.md", "report.html", "sweep.json.gz", "settings.csv",
+        "table.json", "report.html", "sweep.json.gz", "settings.csv",
         "winners.yaml", "fleet/lines-1.jsonl", "fleet/checkpoint-0.pt",
     )  # fmt: skip
     theirs = [
@@ -94,9 +94,6 @@ def test_only_what_is_ours_is_removed(tmp_path):
     write(tmp_path, "seed-5/result.json", "seed-5/config.yaml", "fleets/checkpoint-0.pt")
     (out / "sonex/seed-5").symlink_to(tmp_path / "seed-5")
     (out / "linked").symlink_to(tmp_path)  # linked/seed-5 looks like a run
-    (out / "sonex/seed-0/tensorboard/events").unlink()
-    (out / "sonex/seed-0/tensorboard").rmdir()
-    (out / "sonex/seed-0/tensorboard").symlink_to(tmp_path / "fleets")
     outside = [path for path in tmp_path.rglob("*") if out not in path.parents]
     store.remove_runs(out)
     left = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file() and not p.is_symlink()}

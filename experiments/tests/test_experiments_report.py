@@ -37,7 +37,7 @@ PAGE = Page(
         Panel("tradeoff", "test_auc", "Price", "AUC", "test_gap", "gap"),
         Panel("curve", "train_auc", "Learning", "AUC"),
         Panel("curve", "train_violation", "Worst", "value", reference=0.0),
-        Panel("family", "constraints", "All of them", "value", reference=0.0),
+        Panel("dots", "constraints", "All of them", "value", reference=0.0),
     ),
     entries={"constraints": NAMES, "test_constraints": NAMES, "multipliers": NAMES},
     glossary={"SONEX": "a smoothed penalty", "absent": "nobody"},
@@ -201,7 +201,7 @@ def test_the_verdict_comes_first_and_every_part_is_there(tmp_path):
     order += ['id="tradeoff"', 'id="curves"', 'id="entries"', 'id="figures"', 'id="repeat"']
     found = [page.index(part) for part in order]
     assert found == sorted(found)
-    for text in ("Fair scores", "3 methods", "6 runs", "TPR gap at -3", "penalty", "A+b_c.d-e"):
+    for text in ("Fair scores", "3 methods", "6 runs", "penalty", "A+b_c.d-e"):
         assert text in page
     assert "2026-01 to 2026-02" in page and 'class="warning"' not in page
     assert "<dt>SONEX</dt><dd>a smoothed penalty</dd>" in page and "nobody" not in page
@@ -264,7 +264,7 @@ def test_differences_from_the_winner_are_paired_t_intervals(tmp_path):
     ]
     comparison = several(tmp_path, runs)
     task = Fair(replace(PAGE, references=("free",)))
-    rows = cells(html_of(comparison, task), "Each method less B")
+    rows = cells(html_of(comparison, task), "Each method minus B")
     assert list(rows) == ["A", "C", "high", "free"]
     for name, row in rows.items():
         test = scipy.stats.ttest_rel(auc[name], auc["B"])
@@ -367,7 +367,7 @@ def test_one_seed_shows_no_deviation_and_80_columns_are_enough(tmp_path):
     assert "±" not in page[page.index("<body") :] and "one seed: not decided" in page
     table = stats.table(comparison, PAGE.metrics)
     shown = stats.cells(table, stats.columns(PAGE.metrics, task.rule(None)), task.rule(None))
-    assert "±" not in str(shown) and "±" not in stats.markdown(table, PAGE.metrics, task.rule(None))
+    assert "±" not in str(shown)
     two = several(tmp_path, [*comparison.runs, one("alexr2-with-one-batch", 1, level=0.11)])
     table = stats.table(two, PAGE.metrics)
     rows = stats.cells(table, stats.columns(PAGE.metrics, task.rule(None)), task.rule(None))
@@ -412,7 +412,7 @@ def test_what_a_reader_must_know_stands_in_the_box(tmp_path):
     assert "different data" in said["All runs"] and said["ALEXR2, seed 0"] == "Own words."
     assert "not finite at &lt;step&gt; 7" in said["SOX, seed 1"]
     assert "Not finished" in said["SONX, seed 1"] and said["ALEXR2, seed 1"] == "Not started."
-    assert said["SONEX, all 2 seeds"] == "Vacuous: 0.010 inside. (Numbers of seed 0.)"
+    assert said["SONEX, all 2 seeds"] == "Vacuous: 0.010 inside. (Numbers from seed 0.)"
 
 
 def learned(name: str, seed: int, values: list[float], **final: float) -> SavedRun:
@@ -459,19 +459,11 @@ def test_overfitting_is_named_with_the_best_epoch_and_its_test_figure(tmp_path, 
 def test_what_all_methods_are_told_is_told_once(tmp_path):
     runs = [one(n, train_inside=0.01 + k / 100) for k, n in enumerate(("A", "B"))]
     said = re.findall(r"<li><b>(.*?)</b> (.*?)</li>", html_of(several(tmp_path, runs)))
-    assert said == [("All methods", "Vacuous: 0.010 inside. (Numbers of A, seed 0.)")]
+    assert said == [("All methods", "Vacuous: 0.010 inside. (Numbers from A, seed 0.)")]
 
 
-def test_violated_entries_are_marked_with_their_multipliers(tmp_path):
-    values = [-0.1] * 13 + [0.2]
-    runs = [one(seed=0, constraints=values), one(seed=1, constraints=[-0.3, 0.4, *values[2:]])]
-    page = html_of(several(tmp_path, runs))
-    rows = cells(page, "Constraints at the end")
-    assert [name for name, row in rows.items() if "broken" in row[0]] == [NAMES[1], NAMES[13]]
-    assert text_of(rows[NAMES[0]][0]) == "−0.2000 ν 0.50"
-    assert "1 of 2 seeds" in rows[NAMES[1]][0] and "seeds" not in rows[NAMES[13]][0]
-    test_rows = cells(page, "Test constraints at the end")  # the limit of the training data's
-    assert "broken" in str(test_rows) and "ν" not in str(test_rows)
+def test_a_small_figure_is_not_shown_as_zero(tmp_path):
+    page = html_of(several(tmp_path, [one(seed=0), one(seed=1)]))
     row = next(v for k, v in cells(page, "All figures").items() if k.startswith("Stationarity"))
     assert "1.00e−5" in row[0], "not 0.000"
 
@@ -496,9 +488,8 @@ def test_a_method_has_one_colour_on_every_page(tmp_path):
         legend = dict(re.findall(r'<li><svg.*?method-(\d)\)".*?</svg>([^<]+)</li>', text)[::-1])
         legend = {name: int(number) for number, name in legend.items()}
         assert legend[names[0]] == (0 if names[0] == "Ours" else 2)
-        small = drawings(text)[3:6]  # after the trade-off and two curves, a family
-        for name, svg in zip(names, small, strict=True):
-            assert set(re.findall(r"--method-(\d)", svg)) == {str(legend[name])}, name
+        for svg in drawings(text):
+            assert set(re.findall(r"--method-(\d)", svg)) == set(map(str, legend.values()))
     looks = styles({f"s{k}": "sonex" if k < 9 else "sox" for k in range(18)})
     assert len(set(looks.values())) == 18 and {s.number for s in looks.values()} == {0, 2}
     ablation = styles({f"beta-{k}": "sonex" for k in range(5)})
@@ -566,8 +557,6 @@ def drawn(runs, panel, names=(), references=()) -> plots.Plot:
         found = plots.scatter(
             points, plots.means(points), panel, look, PAGE.metrics, "x", references
         )
-    elif panel.kind == "family":
-        found = plots.families(runs, panel, names, look, "x")[0]
     elif panel.kind == "curve":
         found = plots.curves(runs, panel, look, "x")
     else:
@@ -613,9 +602,6 @@ def test_the_frame_leaves_out_a_method_that_is_far_off(tmp_path):
         row["train_violation"] = 50.0
     plot = drawn(runs, PAGE.panels[2])
     assert plot.facts["cut"] and plot.facts["outside"] == {"d": 50.0} and ">50<" not in plot.svg
-    family = drawn(runs, PAGE.panels[3], NAMES)
-    last = runs["a"][0].rows[-1]["constraints"]
-    assert (family.facts["entry"], family.facts["value"]) == (NAMES[np.argmax(last)], max(last))
 
 
 LISTS = {
@@ -673,22 +659,6 @@ def test_dots_have_whiskers_and_the_order_of_the_list():
     assert plot.facts["worst"] == {"sonex": ("entry 1", 1.0), "alexr2": ("entry 1", 0.5)}
 
 
-@pytest.mark.parametrize("kind", ["curve", "change", "family"])
-def test_logarithmic_axes_where_they_show_more(kind):
-    values = [[[10.0**-k, 10.0**-k] for k in range(4)]]
-    runs = with_lists({"sonex": values, "sox": values})
-    panel = Panel(kind, "cvar" if kind == "curve" else "losses", "t", log=True)
-    svg, plain = (drawn(runs, replace(panel, log=log), ("a", "b")).svg for log in (True, False))
-    assert all(mark in svg for mark in (">0.001<", ">0.01<", ">0.1<")) and ">0.01<" not in plain
-    if kind == "curve":
-        heights = [y for _, y in marks_of(svg, 0)][1:]  # the first is the band
-        assert np.ptp(np.diff(heights)) < 0.05 and heights[1] > heights[0] + 10, "equal steps"
-    for run in (run for own in runs.values() for run in own):
-        run.rows[0] |= {"cvar": 0.0, "losses": [0.0, 0.0]}  # has no place on such an axis
-    svg, plain = (drawn(runs, replace(panel, log=log), ("a", "b")).svg for log in (True, False))
-    assert svg == plain
-
-
 def test_a_run_may_name_the_entries_of_its_lists(tmp_path):
     runs = with_lists(LISTS)
     assert plots.entry_names(runs, "losses", ("a", "b", "c")) == ["a", "b", "c"]
@@ -697,8 +667,7 @@ def test_a_run_may_name_the_entries_of_its_lists(tmp_path):
     every = [run for own in runs.values() for run in own]
     assert every[-1].result
     every[-1].result["end"] |= {"losses_names": ["p", "not so, q", "r"]}
-    page = replace(PAGE, panels=(CHANGE, replace(CHANGE, kind="family")), entries={"losses": ()})
+    page = replace(PAGE, panels=(CHANGE,), entries={"losses": ()})
     shown = html_of(several(tmp_path, every), Fair(page))
-    assert list(cells(shown, "Loss by group at the end")) == ["p", "not so, q", "r"]
     assert "Largest after: sonex 3.000 (r), alexr2 0.500 (p)." in shown
     assert 'aria-label="loss by group of each entry before and after training' in shown

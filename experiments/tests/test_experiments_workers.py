@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fcco_experiments import compare, config, store, tasks
+from fcco_experiments import compare, config, store
 from fcco_experiments.run.engine import LoadError
 from fcco_experiments.store import Event, FolderError, Outcome, RunSpec
 from test_experiments_engine import diverging, equal, result, rows, spec, weights
@@ -223,32 +222,12 @@ def test_overwriting_keeps_the_users_files_and_waits_for_the_lock(tmp_path, monk
     assert store.load_comparison(out).meta["seeds"] == [0] and not (out / "sox/seed-1").exists()
 
 
-def test_a_registered_task_has_a_name_that_every_process_knows(monkeypatch):
-    monkeypatch.setattr(tasks, "_PLACES", dict(tasks._PLACES))
-    tasks.register("toy", "toy_task:TASK")
-    made = compare.plan("toy", "quadratic", replace(spec().config, seeds=(0,)))
-    assert made.task == "toy_task:TASK" and tasks.portable("fairness") == "fairness"
-    tasks.register("fairness", "toy_task:TASK")
-    assert tasks.portable("fairness") == "toy_task:TASK", "another task under that name"
-
-
-def test_data_are_fetched_and_built_once_before_the_runs_start(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    told: list[Any] = []
-
-    @contextlib.contextmanager
-    def fetching():
-        told.append("in")
-        yield lambda *what: told.append(what)
-        told.append("out")
-
-    far = plan(data="far", epochs=1)
-    compare.execute(far, tmp_path / "out", workers=1, fetching=fetching(), on_event=told.append)
-    assert told[:3] == ["in", ("far.csv", 1, 1), "out"] and isinstance(told[3], Event)
-    lines = (tmp_path / "fetched.txt").read_text().splitlines()
-    assert [line.split()[0] for line in lines] == [str(os.getpid())]
-    compare.execute(far, tmp_path / "out", resume=True)
-    assert (tmp_path / "fetched.txt").read_text().splitlines() == lines, "nothing to do, no data"
+def test_data_are_loaded_before_anything_is_changed(tmp_path):
     before = ToyProblem.built
-    compare.execute(plan(data="built", epochs=1), tmp_path / "built", workers=1)
-    assert ToyProblem.built == before + 1, "what was built to fetch the data is used"
+    compare.execute(plan(epochs=1), tmp_path / "out", workers=1)
+    assert ToyProblem.built == before + 1, "what was built to check the data is used"
+    compare.execute(plan(epochs=1), tmp_path / "out", resume=True)
+    assert ToyProblem.built == before + 1, "nothing to do, no data"
+    with pytest.raises(LoadError, match="network is down"):
+        compare.execute(plan(data="unreachable", epochs=1), tmp_path / "out", overwrite=True)
+    assert len(list((tmp_path / "out").glob("*/seed-*/result.json"))) == len(plan(epochs=1).specs)

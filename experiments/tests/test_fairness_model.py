@@ -199,14 +199,3 @@ def test_draws_are_uniform_in_their_cells() -> None:
     assert not batches.epoch(3).equal(batches.epoch(4))
     assert batches.steps_per_epoch == math.ceil(len(cells) / 40)
     assert bool((rows.diff(dim=2) == 0).any())  # with replacement: samples are independent
-
-
-def test_rows_set_apart_are_measured_and_the_others_carry_the_gradient() -> None:
-    cells = parts()["train"]
-    batches = CellBatches(config(holdout=0.5), 4, cells, copies=2)
-    measured, trained = ({int(row) for _ in range(60) for row in batches.draw()[k]} for k in (0, 1))
-    assert not measured & trained and len(measured | trained) > 0.9 * len(cells)
-    cell = np.repeat(np.arange(4), cells.counts)
-    for k in range(4):
-        own = sum(cell[row] == k for row in measured)
-        assert abs(own - cells.counts[k] / 2) <= 1 + cells.counts[k] / 10

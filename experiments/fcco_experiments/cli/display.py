@@ -6,30 +6,22 @@ import json
 import re
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:  # it needs torch
     from ..store import Event
-    from ..task import Progress as Tell
 
 _BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
+_REST = Column(ratio=1, no_wrap=True, overflow="ellipsis")
 _SAY_EVERY = 30.0  # seconds between two plain lines
 _WORDS = {"finished": "finished", "diverged": "diverged", "stopped": "saved", "failed": "FAILED"}
 
@@ -44,29 +36,8 @@ def printable(text: str) -> str:
     return re.sub(odd, lambda found: ascii(found[0])[1:-1], text)
 
 
-@contextmanager
-def fetching() -> Iterator[Tell]:
-    """Bars of downloads on a terminal, one line for each elsewhere; always on the error stream."""
-    console = Console(stderr=True)
-    live, seen = console.is_terminal, dict[str, TaskID]()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    bars = Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not live
-    )
-
-    def tell(what: str, done: int, total: int | None) -> None:
-        if what not in seen:
-            seen[what] = bars.add_task(what, total=total)
-            if not live:
-                click.echo(f"fetching {what}", err=True)
-        bars.update(seen[what], completed=done, total=total)
-
-    with bars:
-        yield tell
-
-
 class Display:
-    """Shows the events it is called with: bars on a terminal, lines elsewhere; use it in `with`.
+    """Shows the events it is called with: a bar on a terminal, lines elsewhere; use it in `with`.
 
     `quiet` shows failures alone; `figures` are the keys of those that are shown, all unless given.
     """
@@ -87,60 +58,43 @@ class Display:
         self.here = 0.0  # epochs that were trained since this process began
         self.loaded: set[str] = set()
         self.ended, self.said, self.start = 0, time.monotonic(), time.monotonic()
-        self.all: TaskID | None = None
-        self.lines: dict[str, TaskID] = {}
-        self.bars = Progress(
+        self.bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             TextColumn("{task.percentage:>3.0f}%"),
-            TimeRemainingColumn(
-                compact=True, elapsed_when_finished=True, table_column=Column(no_wrap=True)
-            ),
-            TextColumn(
-                "{task.fields[figures]}",
-                markup=False,
-                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-            ),
+            TextColumn("{task.fields[text]}", markup=False, table_column=_REST),
             console=self.console,
             disable=not self.live,
             expand=True,
-            speed_estimate_period=3600,  # an epoch may take minutes
         )
+        self.all = self.bar.add_task(self._title(), total=float(runs * epochs or 1), text="")
 
     def __enter__(self) -> Display:
+        self.bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.all is not None:
-            self.bars.stop()
-
-    def _begin(self) -> TaskID:
-        """The bar of all runs. Not before the first event: downloads have bars of their own."""
-        if self.all is None:
-            self.bars.start()
-            total = float(max(self.runs * self.epochs, 1))
-            self.all = self.bars.add_task(self._title(), total=total, figures="")
-            self.start = self.said = time.monotonic()
-        return self.all
+        self.bar.stop()
 
     def __call__(self, event: Event) -> None:
         """Show what happened."""
         texts = {key: printable(value) for key, value in vars(event).items() if type(value) is str}
         event = replace(event, **texts)
-        whole = self._begin()
-        if event.kind == "loading" and self.live:
-            self.bars.update(whole, figures=f"Loading {event.text}")
-        elif event.kind == "loading" and event.text not in self.loaded:  # each worker loads
-            self.loaded.add(event.text)
-            self._say(f"Loading {event.text} ...")
-        elif event.kind == "stopping":
+        if event.kind == "stopping":
             self._say("Stopping: each run ends its step and saves itself. Ctrl-C again kills.")
         elif event.kind == "note":
             self._say(event.text)
         elif event.kind != "loading":
             self._run(event)
+        elif self.live:
+            self.bar.update(self.all, text=f"Loading {event.text}")
+        elif event.text not in self.loaded:  # each worker loads
+            self.loaded.add(event.text)
+            self._say(f"Loading {event.text} ...")
 
     def _run(self, event: Event) -> None:
+        if not self.done:  # loading does not count
+            self.start = self.said = time.monotonic()
         over = event.kind in _WORDS
         gone = event.epoch if event.kind in ("started", "progress", "stopped") else self.epochs
         gone *= event.count
@@ -148,6 +102,7 @@ class Display:
         self.here += 0.0 if known else gone - self.done.get(event.run, 0.0)
         self.done[event.run] = gone
         self.ended += event.count * (over and event.kind != "stopped")
+        figures = self._figures(event.figures)
         if event.kind == "failed":
             self._say(f"{event.run}: FAILED: {event.text}", always=True)
             if event.details:
@@ -155,31 +110,15 @@ class Display:
         elif over and event.text != _BEFORE:
             why = f": {event.text}" if event.text else ""
             self._say(
-                f"{event.run}: {_WORDS[event.kind]}{why} {self._figures(event.figures)}".rstrip()
+                f"{event.run}: {_WORDS[event.kind]}{why} {figures}".rstrip()
                 + f" ({self.ended}/{self.runs}, {self._left()})",
                 plain_only=event.kind == "finished" and event.count == 1,
             )
         elif time.monotonic() - self.said > _SAY_EVERY:
             self._say(f"{self._title()}, {self._left()}", plain_only=True)
-        if self.live:
-            self._bar(event, over, known)
-
-    def _bar(self, event: Event, over: bool, known: bool) -> None:
-        whole, completed = self._begin(), sum(self.done.values())
-        if known:
-            self.bars.reset(whole, completed=int(completed))  # a jump says nothing of the speed
-        self.bars.update(whole, completed=completed, description=self._title(), figures="")
-        line = self.lines.get(event.run)
-        if over:
-            if line is not None:
-                self.bars.remove_task(self.lines.pop(event.run))
-            return
-        if line is None:
-            line = self.lines[event.run] = self.bars.add_task(
-                f"  {event.run}", total=float(max(event.epochs, 1)), figures=""
-            )
-            self.bars.reset(line, completed=int(event.epoch))
-        self.bars.update(line, completed=event.epoch, figures=self._figures(event.figures))
+        completed = sum(self.done.values())
+        text = f"{self._left()}; {event.run}  {figures}"
+        self.bar.update(self.all, completed=completed, description=self._title(), text=text)
 
     def _figures(self, figures: Mapping[str, float]) -> str:
         """The first three."""

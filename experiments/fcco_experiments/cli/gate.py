@@ -28,45 +28,46 @@ OWN = "the columns"  # losses that the table holds
     "--segments",
     multiple=True,
     metavar="A,B,..",
-    help="Columns: each of their values is a segment. COLUMN=VALUE is that one and the rest; cells "
-    "such as `a|b` are in several.",
+    help="Columns; each value is a segment. COLUMN=VALUE divides the rows into that value and all "
+    "others; a cell such as `a|b` is in several segments.",
 )
 @click.option(
     "--label",
     metavar="COLUMN",
-    help="OLD and NEW are scores or predictions of it, not losses. COLUMN=VALUE: whether it has "
-    "that value.",
+    help="The label, if OLD and NEW are scores or predictions of it, not losses. COLUMN=VALUE asks "
+    "whether the column has that value.",
 )
 @click.option(
     "--loss",
     type=click.Choice(LOSSES),
-    help="With --label: log loss of scores from 0 to 1 that the label is its second value, 0/1 "
-    "error of predicted labels, or squared or absolute error. Unless given: log for scores, error "
-    "where all predictions are values of the label.",
+    help="With --label. log: log loss of scores from 0 to 1, the probability of the second value "
+    "of the label; error: 0/1 error of predicted labels; squared or absolute error. Unless given: "
+    "error if all predictions are values of the label, else log.",
 )
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
     metavar="X",
-    help="How much worse the mean loss of a segment may be; with --label 0.01 unless given.",
+    help="How much worse the mean loss of a segment may be; 0.01 unless given, with --label.",
 )
 @click.option(
     "--level",
     type=click.FloatRange(0.5, 1, max_open=True),
     default=0.95,
     metavar="P",
-    help="How sure all verdicts are; 0.95.",
+    help="Confidence of all verdicts together; 0.95 unless given.",
 )
 @click.option(
     "--min-rows",
     type=click.IntRange(min=2),
     default=20,
     metavar="N",
-    help="Segments with fewer are not tested; 20.",
+    help="Segments with fewer rows are not tested; 20 unless given.",
 )
-@click.option("--out", type=PATH, metavar="PAGE.html", help="Write a page with a picture, too.")
-@click.option("--json", "as_json", is_flag=True, help="The verdicts, the last line of stdout.")
-@click.option("--quiet", is_flag=True, help="No table.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the verdicts as JSON on the last line."
+)
+@click.option("--quiet", is_flag=True, help="Show no table.")
 def gate(
     old: str,
     new: str,
@@ -77,7 +78,6 @@ def gate(
     tolerance: float | None,
     level: float,
     min_rows: int,
-    out: Path | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -85,8 +85,9 @@ def gate(
 
     OLD and NEW are columns of a table.
 
-    A segment passes if its mean loss is worse by at most the tolerance, with 95 % for all segments
-    together; too few rows are no pass. Use rows that no model was trained or chosen on.
+    A segment passes if its mean loss is worse by at most the tolerance, with 95 % confidence for
+    all segments together. A segment with too few rows does not pass. Use rows on which no model was
+    trained or chosen.
 
     Exit code: 0 if all pass, 1 if not, 2 for a mistake in the command or in the table.
     """
@@ -138,12 +139,6 @@ def gate(
     worst = sorted(rows, key=lambda row: (row["verdict"] == "pass", -row["difference"]))
     printer.table([HEADS, *(cells(row) for row in worst)])
     printer.text(summary(found))
-    if out is not None:
-        from ..report import render_gate
-
-        page = render_gate(found, summary(found), old, new, str(data))
-        out.write_text(page, encoding="utf-8")
-        printer.line(f"Page: {out}")
     printer.json(found)
     raise click.exceptions.Exit(0 if certificate.passed else 1)
 
@@ -153,8 +148,10 @@ HEADS = ("segment", "rows", "old", "new", "worse by", "at most", "verdict")
 
 def cells(row: dict[str, Any]) -> list[str]:
     """A line of the table."""
+    from ..stats import fixed
+
     numbers = (row[key] for key in ("old", "new", "difference", "bound"))
-    shown = ("unknown" if number is None else f"{number:.4f}" for number in numbers)
+    shown = ("unknown" if number is None else fixed(number, 4) for number in numbers)
     return [row["segment"], f"{row['rows']:,}", *shown, row["verdict"]]
 
 

@@ -16,7 +16,7 @@ from ..task import Columns
 from .cards import Card, card, fetch, load, load_grouped, look, names
 from .grouped import FairnessData, GroupedData, GroupedPart, Part, arrays
 from .samples import ImageFiles, Samples, Vectors
-from .sources import Copy, DataFile, MissingData, Progress, Sighting, WrongData
+from .sources import Copy, DataFile, MissingData, Sighting, WrongData
 from .table import is_table, read_table
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "ImageFiles",
     "MissingData",
     "Part",
-    "Progress",
     "Samples",
     "Sighting",
     "Vectors",

@@ -13,14 +13,13 @@ from .. import config
 from ..task import Columns
 from . import layouts, sources, synthetic, table
 from .grouped import FairnessData, GroupedData, arrays
-from .sources import Copy, Place, Progress, Sighting, WrongData
+from .sources import Copy, Place, Sighting, WrongData
 
 GENERATED: dict[str, Callable[..., GroupedData]] = {
     "synthetic": synthetic.two_groups_synthetic,
     "grouped-synthetic": synthetic.grouped_synthetic,
     "scenes-synthetic": synthetic.scenes_synthetic,
     "rare-synthetic": synthetic.rare_synthetic,
-    "lists-synthetic": synthetic.lists_synthetic,
 }
 
 
@@ -89,8 +88,8 @@ def load(
     return arrays(load_grouped(data, folder, **{"validation": 0.2, **options}), seed)
 
 
-def _read(own: Card, folder: Place, download: bool, progress: Progress | None) -> table.Table:
-    copy, found = sources.locate(own.name, own.copies, folder, download=download, progress=progress)
+def _read(own: Card, folder: Place, download: bool) -> table.Table:
+    copy, found = sources.locate(own.name, own.copies, folder, download=download)
     return layouts.READERS[copy.reader](found)
 
 
@@ -102,7 +101,6 @@ def load_grouped(
     size: tuple[int, int] = (224, 224),
     label: str = "",
     download: bool = True,
-    progress: Progress | None = None,
     **options: Any,
 ) -> GroupedData:
     """A data set by its name, or a table, as samples in groups.
@@ -118,7 +116,6 @@ def load_grouped(
         size: height and width that the images of a table are given.
         label: another column of a card's table; its classes are the groups.
         download: fetch what is not on this machine and keep it in the cache.
-        progress: is told about downloads.
         options: of `table.grouped`; of generated data those of their function.
 
     Raises:
@@ -136,7 +133,7 @@ def load_grouped(
     own = card(str(data))
     if not own.copies:
         return GENERATED[own.name](**options)
-    read = _read(own, folder, download, progress)
+    read = _read(own, folder, download)
     columns = replace(own.columns, label=label, group=()) if label else own.columns
     if columns.split and columns.split not in read.frame:  # a copy without official parts
         columns = replace(columns, split="")
@@ -152,7 +149,7 @@ def look(name: str, folder: Place = None) -> list[Sighting]:
     return [entry for _, found in sources.look(card(name).copies, folder) for entry in found]
 
 
-def fetch(names: Sequence[str], *, progress: Progress | None = None) -> list[Sighting]:
+def fetch(names: Sequence[str]) -> list[Sighting]:
     """See to it that data sets are on this machine; what is fetched goes into the cache.
 
     Raises:
@@ -161,5 +158,5 @@ def fetch(names: Sequence[str], *, progress: Progress | None = None) -> list[Sig
     found: list[Sighting] = []
     for own in map(card, names):
         if own.copies:
-            found += sources.locate(own.name, own.copies, progress=progress)[1]
+            found += sources.locate(own.name, own.copies)[1]
     return found

@@ -36,10 +36,6 @@ def _read(files: Files, name: str) -> bytes:
     return files[name] if isinstance(files, dict) else (files / name).read_bytes()
 
 
-def _has(files: Files, name: str) -> bool:
-    return name in files if isinstance(files, dict) else (files / name).is_file()
-
-
 def _frame(entry: Sighting, **options: Any) -> Frame:
     return read_frame(io.BytesIO(entry.content), entry.detail, **options)
 
@@ -104,23 +100,22 @@ WILDS_SPLITS = {"0": "train", "1": "validation", "3": "test"}  # others are not 
 
 
 def reviews(found: Sequence[Sighting]) -> Table:
-    """The columns of reviews.csv of Amazon-WILDS, in a file of its own."""
-    frame = _frame(found[0], usecols=REVIEWS)
-    return Table(found[0].detail, frame.assign(reviewText=frame["reviewText"].fillna("")))
-
-
-def amazon_wilds(found: Sequence[Sighting]) -> Table:
-    """The official folder: reviews.csv and the part of each review."""
-    root = Path(found[0].detail)
-    frame = read_frame(root / "reviews.csv", str(root / "reviews.csv"), sep=",", usecols=REVIEWS)
-    split = read_frame(root / "splits/user.csv", str(root / "splits/user.csv"), sep=",")["split"]
-    if len(frame) != len(split):
-        raise WrongData(
-            f"{root}: reviews.csv must have {len(split):,} rows, as many as splits/user.csv, but "
-            f"has {len(frame):,}."
-        )
-    frame = frame.assign(reviewText=frame["reviewText"].fillna(""), split=split.map(WILDS_SPLITS))
-    return Table(str(root), frame[frame["split"].notna()])
+    """A file like reviews.csv of Amazon-WILDS, or its official folder with the part of each."""
+    (entry,) = found
+    root = Path(entry.detail)
+    if entry.content:
+        frame = _frame(entry, usecols=REVIEWS)
+    else:
+        frame = read_frame(root / "reviews.csv", str(root / "reviews.csv"), usecols=REVIEWS)
+        parts = read_frame(root / "splits/user.csv", str(root / "splits/user.csv"))["split"]
+        if len(frame) != len(parts):
+            raise WrongData(
+                f"{root}: reviews.csv must have {len(parts):,} rows, as many as splits/user.csv, "
+                f"but has {len(frame):,}."
+            )
+        frame = frame.assign(split=parts.map(WILDS_SPLITS))
+        frame = frame[frame["split"].notna()]
+    return Table(entry.detail, frame.assign(reviewText=frame["reviewText"].fillna("")))
 
 
 def toxicity(found: Sequence[Sighting]) -> Table:
@@ -201,17 +196,12 @@ def libsvm(content: str, where: str) -> Frame:
 
 
 def celeba(found: Sequence[Sighting]) -> Table:
-    """The attributes of the official list, or of WILDS' table, with the images of both."""
-    files = _files(found)
-    if isinstance(files, Path) and _has(files, "list_attr_celeba.csv"):
-        name = str(files / "list_attr_celeba.csv")
-        frame = read_frame(Path(name), name).rename(columns={"image_id": "image"})
-    else:
-        content = _read(files, "list_attr_celeba.txt")
-        name = f"list_attr_celeba.txt of {found[0].detail}"
-        frame = read_frame(io.BytesIO(content), name, sep=r"\s+", skiprows=1)
-        # Its header has no name for the first column, which pandas takes for the index.
-        frame = frame.rename_axis("image").reset_index()
+    """The attributes of the official list, with the images."""
+    files, name = _files(found), f"list_attr_celeba.txt of {found[0].detail}"
+    content = io.BytesIO(_read(files, "list_attr_celeba.txt"))
+    frame = read_frame(content, name, sep=r"\s+", skiprows=1)
+    # Its header has no name for the first column, which pandas takes for the index.
+    frame = frame.rename_axis("image").reset_index()
     frame["image"] = "img_align_celeba/" + frame["image"]
     return Table(found[0].detail, frame, files)
 
@@ -236,27 +226,20 @@ def camelyon17(found: Sequence[Sighting]) -> Table:
 
 
 IMAGES = "images/100k"
-LABELS = ("labels/det_20/det_{}.json", "labels/bdd100k_labels_images_{}.json")  # of 2020, of 2018
 
 
 def bdd100k(found: Sequence[Sighting]) -> Table:
     """The weather of each frame; the official val images are to test on."""
     files, where = _files(found), found[0].detail
-    splits = ("val",) if isinstance(files, dict) else ("train", "val")
-    for pattern in LABELS:
-        names = {split: pattern.format(split) for split in splits}
-        if not all(_has(files, name) for name in names.values()):
-            continue
-        rows = []
-        for split, name in names.items():
-            try:
-                records = json.loads(_read(files, name).decode("utf-8-sig"))
-            except ValueError as error:
-                raise WrongData(f"`bdd100k`: {name} of {where} is damaged: {error}.") from error
-            rows += [_weather(split, record) for record in records]
-        return Table(where, pd.DataFrame(rows), files)
-    wanted = " or ".join(pattern.format("{train,val}") for pattern in LABELS)
-    raise WrongData(f"`bdd100k`: {where} has no labels: it needs {wanted}.")
+    rows = []
+    for split in ("val",) if isinstance(files, dict) else ("train", "val"):
+        name = f"labels/det_20/det_{split}.json"
+        try:
+            records = json.loads(_read(files, name))
+        except ValueError as error:
+            raise WrongData(f"`bdd100k`: {name} of {where} is damaged: {error}.") from error
+        rows += [_weather(split, record) for record in records]
+    return Table(where, pd.DataFrame(rows), files)
 
 
 def _weather(split: str, record: Mapping[str, Any]) -> dict[str, str]:
@@ -320,7 +303,7 @@ def audiomnist(found: Sequence[Sighting]) -> Table:
 READERS: dict[str, Callable[[Sequence[Sighting]], Table]] = {
     reader.__name__: reader
     for reader in (
-        *(adult, compas, sentiment, reviews, amazon_wilds, celeba, camelyon17, bdd100k, weather),
+        *(adult, compas, sentiment, reviews, celeba, camelyon17, bdd100k, weather),
         *(toxicity, hiv, lambdarank, pacs, audiomnist, afrisenti),
     )
 }

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .sources import Progress, WrongData
+from .sources import LOG, WrongData
+
+T = TypeVar("T")
 
 
 class Samples(Protocol):
@@ -38,12 +41,15 @@ def optional(module: str, extra: str) -> Any:
         ) from error
 
 
-def in_turn(samples: Samples, what: str, progress: Progress | None) -> Iterator[Any]:
-    """One sample after the other; tells every now and then how many are done."""
-    for row in range(len(samples)):
-        yield samples[row]
-        if progress is not None and (row % 256 == 0 or row + 1 == len(samples)):
-            progress(what, row + 1, len(samples))
+def in_turn(rows: Iterable[T], what: str) -> Iterator[T]:
+    """Rows, or tensors of rows, in turn; says every ten seconds how many are done."""
+    done, said = 0, time.monotonic()
+    for part in rows:
+        yield part
+        done += len(part) if isinstance(part, Tensor) else 1
+        if time.monotonic() - said > 10:
+            said = time.monotonic()
+            LOG.info("%s: %s done", what, f"{done:,}")
 
 
 @dataclass(frozen=True)
@@ -197,14 +203,14 @@ def molecule(smiles: str) -> Any:
     with log.BlockLogs():
         found = chem.MolFromSmiles(smiles, sanitize=False)
         if found is None:
-            raise WrongData(f"`{smiles}` is no molecule in SMILES.")
+            raise WrongData(f"`{smiles}` is not a molecule in SMILES.")
         found.UpdatePropertyCache(strict=False)
         flags = chem.SanitizeFlags
         failed = chem.SanitizeMol(
             found, flags.SANITIZE_ALL ^ flags.SANITIZE_PROPERTIES, catchErrors=True
         )
     if failed != flags.SANITIZE_NONE:
-        raise WrongData(f"`{smiles}` is no molecule that rdkit can read: {failed}.")
+        raise WrongData(f"`{smiles}` is not a molecule that rdkit can read: {failed}.")
     return found
 
 

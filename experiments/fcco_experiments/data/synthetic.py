@@ -1,8 +1,7 @@
 """Generated data sets: no file, no network, a known answer.
 
 In all, `seed` draws the values (the parts have a seed of their own), `limit` is how many vectors of
-each group are kept, and `keep` about how many of all, of each class or query its share; 0 keeps
-all.
+each group are kept, and `keep` about how many of all, of each class its share; 0 keeps all.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from .grouped import (
     TEST,
     TRAIN,
     GroupedData,
-    WholeGroups,
     WithinCells,
     WithinGroups,
     kept,
@@ -103,14 +101,13 @@ def _vectors(
     classes: tuple[tuple[str, ...], np.ndarray],
     groups: tuple[tuple[str, ...], np.ndarray],
     *facts: object,
-    cut: type[WithinGroups | WholeGroups] = WithinGroups,
 ) -> GroupedData:
     """Some rows of a table; classes and groups come with their names, facts tell it from others."""
     label, group = (torch.from_numpy(own)[rows] for _, own in (classes, groups))
     table = table.astype(np.float32)
     return GroupedData(
         name, "vector", Vectors(torch.from_numpy(table)[rows]), classes[0],
-        cut(label, group, groups[0]), digest(name, *facts, table.tobytes()),
+        WithinGroups(label, group, groups[0]), digest(name, *facts, table.tobytes()),
     )  # fmt: skip
 
 
@@ -214,41 +211,4 @@ def rare_synthetic(rows: int = 4000, *, seed: int = 0, keep: int = 0) -> Grouped
     return _vectors(
         "rare-synthetic", shift + random.standard_normal((rows, features)),
         sampled(torch.from_numpy(label), keep), classes, classes, share, keep,
-    )  # fmt: skip
-
-
-def lists_synthetic(
-    queries: int = 150, *, rows: int = 20, seed: int = 0, keep: int = 0
-) -> GroupedData:
-    r"""Rows of queries with relevance 0 to 4, which depends on features and on the query.
-
-    .. math::
-        r = \text{place of } \langle a, x\rangle + b_q + \varepsilon \text{ among the limits } 0,
-        1, 2, 3, \qquad x \sim \mathcal N(0, I_{16}),\ b_q \sim \mathcal N(0, 1),\
-        \varepsilon \sim \mathcal N(0, \tfrac14)
-
-    The shift :math:`b_q` of a query is one of its features plus noise: it says nothing about the
-    order within a query, but fits of the relevance itself use it.
-
-    Args:
-        queries: number of lists.
-        rows: of each list.
-
-    Example:
-        >>> data = lists_synthetic(queries=10)
-        >>> data.class_names, len(data.cut(0)["train"].group_names)
-        (('0', '1', '2', '3', '4'), 6)
-    """
-    features, random = 16, np.random.default_rng(seed)
-    query = np.repeat(np.arange(queries), rows)
-    table = random.standard_normal((len(query), features))
-    shift = random.standard_normal(queries)[query]
-    rule = random.standard_normal(features) / features**0.5
-    score = table @ rule + shift + 0.5 * random.standard_normal(len(query))
-    table[:, 0] = shift + 0.3 * random.standard_normal(len(query))
-    names = tuple(f"query {number + 1}" for number in range(queries))
-    return _vectors(
-        "lists-synthetic", table, sampled(torch.from_numpy(query), keep),
-        (("0", "1", "2", "3", "4"), np.searchsorted(np.arange(4.0), score)), (names, query),
-        keep, cut=WholeGroups,
     )  # fmt: skip

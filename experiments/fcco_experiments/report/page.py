@@ -1,4 +1,4 @@
-"""Content of the page of a comparison, as plain data for its template."""
+"""Content of the page of a comparison, tables too, as plain data for its template."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import results, stats
+from .. import stats
+from ..stats import fixed
 from ..store import CONFIG, WINNERS, Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
 from ..tasks.base import paragraphs
 from ..tasks.judge import Judgement, judge
-from . import plots, tables
+from . import plots
 from .style import COLOURS, SHAPES, TOKENS, count, seeds, setting, styles, title
 
 Runs = Mapping[str, Sequence[SavedRun]]
@@ -46,7 +47,7 @@ def next_steps(
     task: Task, config: Any, comparison: Comparison, final: Mapping[str, list[Row]]
 ) -> tuple[str, ...]:
     """What to try next, for whoever has the folder of the runs."""
-    if not final or is_published(comparison):
+    if is_published(comparison):
         return ()
     steps = task.next_steps(config, dict(final))
     return tuple(whole_commands(text, comparison) for text in steps)
@@ -82,21 +83,8 @@ def command(comparison: Comparison, kind: str, out: str, *options: str) -> str:
     return shlex.join([*(called[:start] or ["fcco"]), *words, *options, "--out", out, "--resume"])
 
 
-def _means(values: stats.Table) -> dict[str, list[Row]]:
-    """The means of a table in the place of final rows; none of a method with runs that diverged."""
-    rows = {n: row for n, row in values.items() if stats.DIVERGED not in row}
-    return {n: [{key: value["mean"] for key, value in row.items()}] for n, row in rows.items()}
-
-
 def content(comparison: Comparison, values: stats.Table, task: Task, config: Any) -> dict[str, Any]:
-    """Everything the template of a comparison asks for.
-
-    Args:
-        comparison: saved runs; there may be none, where only the table was kept.
-        values: from `results.table`.
-        task: its page, verdict and warnings.
-        config: of the comparison.
-    """
+    """Everything the template asks for; `values` are from `stats.table`."""
     page, meta = task.page(config), comparison.meta
     runs, rule = by_method(comparison), task.judged(config)
     methods = _methods(comparison, runs)
@@ -108,21 +96,16 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         if any(metric.key in row for row in values.values())
     ]
     every = [metric for metric in page.metrics if any(metric.key in v for v in values.values())]
-    kept = any(runs.values())
-    judgement = judge(task, config, final or _means(values))
-    first = judgement.best
-    return common(comparison, task) | {
+    counts = count(len(runs), "method"), count(sum(map(len, runs.values())), "run")
+    return {
         **_plots(runs, replace(page, panels=tuple(_judged(p, rule) for p in page.panels)), look),
+        "task": task.name,
         "title": page.title,
-        "summary": summary(meta, count(len(runs), "method"), _run_count(runs, values)),
-        "alerts": alerts(task, config, comparison) if kept else [],
-        "kept": kept,
+        "summary": summary(meta, *counts),
+        "alerts": alerts(task, config, comparison),
         "verdict": task.verdict(config, final) if final else (),
-        "winner": first,
-        "judged": {} if first is None else values[first],
-        "metrics": {metric.key: metric for metric in page.metrics},
-        "headline": tables.scores(runs, values, top, "Final figures", rule),
-        "differences": _differences(judgement, page) if final else None,
+        "headline": scores(runs, values, top, "Final figures", rule),
+        "differences": _differences(judge(task, config, final), page),
         "limited": rule is not None and any(metric.key == rule.constraint for metric in top),
         "rule": rule,
         "several": any(value["runs"] > 1 for row in values.values() for value in row.values()),
@@ -132,18 +115,20 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         "all_glossary": glossary([metric for metric in every if metric not in top]),
         "next_steps": next_steps(task, config, comparison, final),
         "question": page.question,
-        "entries": _entries(runs, page),
-        "constraints": any(p.reference is not None for p in page.panels if p.kind == "family"),
-        "full": tables.scores(runs, values, every, "All figures", across=False),
-        "settings": tables.settings(methods),
+        "full": scores(runs, values, every, "All figures", across=False),
+        "settings": settings_table(methods),
         "published": is_published(comparison),
         "epochs": meta["config"].get("epochs"),
         "looks": look,
+        **_origin(comparison),
+        "shapes": SHAPES,
+        "tokens": TOKENS,
+        "colours": COLOURS,
     }
 
 
-def common(comparison: Comparison, task: Task) -> dict[str, Any]:
-    """What the pages of comparisons and of sweeps have alike: metadata and palette."""
+def _origin(comparison: Comparison) -> dict[str, Any]:
+    """What was run, by which command, where."""
     meta = comparison.meta
     config = [("Config", str(meta["config_name"]))] if meta.get("config_name") else []
     config += [
@@ -151,17 +136,29 @@ def common(comparison: Comparison, task: Task) -> dict[str, Any]:
         for key, value in meta["config"].items()
         if key not in ("methods", "seeds")  # methods have a table of their own
     ]
-    machine = meta.get("environment") or results.environment(comparison.runs)
+    environment = meta.get("environment") or machine(comparison.runs)
     return {
-        "task": task.name,
         "experiment": [*config, ("Seeds", setting(list(meta["seeds"])))],
-        "machine": [(title(key), value) for key, value in machine.items()],
+        "machine": [(title(key), value) for key, value in environment.items()],
         "command": str(meta.get("command") or ""),
         "version": meta.get("fcco", ""),
-        "shapes": SHAPES,
-        "tokens": TOKENS,
-        "colours": COLOURS,
     }
+
+
+def machine(runs: Sequence[SavedRun]) -> dict[str, str]:
+    """Machine and versions of runs; where they differ, all that occur."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for key, value in run.environment.items():
+            if key != "command" and value is not None:
+                found.setdefault(key, []).append(str(value))
+    texts = {}
+    for key, values in found.items():
+        several = list(dict.fromkeys(values))
+        texts[key] = "; ".join(several[:4]) + "; …" * (len(several) > 4)
+        if key == "start" and len(several) > 1:
+            texts[key] = f"{min(several)} to {max(several)}"
+    return texts
 
 
 def summary(meta: Mapping[str, Any], *counts: str) -> str:
@@ -173,11 +170,6 @@ def summary(meta: Mapping[str, Any], *counts: str) -> str:
     parts += ["quick version"] if meta.get("quick") else []
     parts += [str(meta["created"])[:10]] if meta.get("created") else []
     return " · ".join(parts)
-
-
-def _run_count(runs: Runs, values: stats.Table) -> str:
-    published = (max(value["runs"] for value in row.values()) for row in values.values())
-    return count(sum(map(len, runs.values())) or int(sum(published)), "run")
 
 
 def _methods(comparison: Comparison, runs: Runs) -> dict[str, Mapping[str, Any]]:
@@ -197,7 +189,7 @@ def _judged(panel: Panel, rule: Rule | None) -> Panel:
     return panel
 
 
-def _differences(judgement: Judgement, page: Page) -> tables.Table | None:
+def _differences(judgement: Judgement, page: Page) -> Table | None:
     """What each other method differs by from the first, in what is judged."""
     first, rule = judgement.best, judgement.rule
     if first is None or rule is None:
@@ -205,12 +197,12 @@ def _differences(judgement: Judgement, page: Page) -> tables.Table | None:
     known = {metric.key: metric for metric in page.metrics}
     judged = [known[key] for key in (rule.objective, rule.constraint) if key in known]
     pairs = [(metric, judgement.differences(metric.key)) for metric in judged]
-    return tables.differences(pairs, first, page.references) if pairs[0][1] else None
+    return differences_table(pairs, first, page.references) if pairs[0][1] else None
 
 
 def _plots(runs: Runs, page: Page, look: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of the page by section."""
-    found: dict[str, list[Any]] = {"tradeoffs": [], "curves": [], "families": [], "by_entry": []}
+    found: dict[str, list[Any]] = {"tradeoffs": [], "curves": [], "by_entry": []}
     for k, panel in enumerate(page.panels):
         prefix, names = f"f{k}", plots.entry_names(runs, panel.y, page.entries.get(panel.y, ()))
         if panel.kind == "tradeoff":
@@ -218,37 +210,12 @@ def _plots(runs: Runs, page: Page, look: Mapping[str, Any]) -> dict[str, Any]:
             drawing = plots.scatter(
                 points, plots.means(points), panel, look, page.metrics, prefix, page.references
             )
-            found["tradeoffs"] += [drawing] if drawing else []
         elif panel.kind == "curve":
             drawing = plots.curves(runs, panel, look, prefix)
-            found["curves"] += [drawing] if drawing else []
-        elif panel.kind == "family":
-            drawings = plots.families(runs, panel, names, look, prefix)
-            found["families"] += [(panel, drawings)] if drawings else []
         else:
             drawing = plots.by_entry(runs, panel, names, look, prefix)
-            found["by_entry"] += [drawing] if drawing else []
-    return found
-
-
-def _entries(runs: Runs, page: Page) -> list[dict[str, Any]]:
-    """Tables of the lists that have names; multipliers stand with the first list."""
-    limits = {panel.y: panel.reference for panel in page.panels if panel.kind == "family"}
-    named = {p.y: p.label for p in page.panels if p.kind in ("change", "dots") and p.label}
-    multipliers = "multipliers"
-    found = []
-    for key in (key for key in page.entries if key != "multipliers"):
-        same = (limits[other] for other in limits if key == other or key.endswith(f"_{other}"))
-        limit = next((limit for limit in same if limit is not None), None)  # test_... as train's
-        name = named.get(key) or title(key)
-        name = name[:1].upper() + name[1:]
-        names = plots.entry_names(runs, key, page.entries[key])
-        table = tables.entries(runs, key, names, limit, f"{name} at the end", multipliers)
-        if table is None:
-            continue
-        notes = " ".join(cell.note for _, cells in table.lines for cell in cells)
-        found.append({"title": name, "table": table, "limit": limit, "notes": notes})
-        multipliers = ""
+        section = {"tradeoff": "tradeoffs", "curve": "curves"}.get(panel.kind, "by_entry")
+        found[section] += [drawing] if drawing else []
     return found
 
 
@@ -282,33 +249,31 @@ class Alert:
 
 
 def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
-    """Diverged, unfinished and missing runs, overfitting, then warnings of the task.
+    """Runs that diverged, are unfinished or missing, overfitting, then warnings of the task.
 
-    The same one of several seeds is told once, and what all methods are told, once for all.
-
-    Args:
-        task: gives its warnings about each final row.
-        config: of the comparison.
-        comparison: with the runs, and the seeds that each method should have.
+    What several seeds of a method share is said once, and what all runs share, once for all.
     """
     runs, wanted = by_method(comparison), comparison.meta["seeds"]
-    every = [run for group in runs.values() for run in group]
-    told = {id(run): _warnings(task, config, run) for run in every}
-    shapes = [{_shape(text) for text in told[id(run)]} for run in every if _counts(run)]
-    shared = set.intersection(*shapes) if shapes and len(runs) > 1 else set()
-    states, said = [], []
+    found = other_data(comparison.runs)
     for name, group in runs.items():
-        ended = [(run, run.diverged.rstrip(".")) for run in group if run.diverged is not None]
-        states += _grouped(name, group, [(run, _text("diverged", why=why)) for run, why in ended])
-        unfinished = [(run, _text("unfinished")) for run in group if run.result is None]
-        states += _grouped(name, group, unfinished)
+        states = [
+            (run, _text("unfinished" if run.result is None else "diverged", why=run.diverged or ""))
+            for run in group
+            if not _counts(run)
+        ]
+        found += _grouped(name, group, states)
         if absent := [seed for seed in wanted if seed not in {run.seed for run in group}]:
-            states.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
-        own = [(run, text) for run in group for text in told[id(run)]]
-        said += _grouped(name, group, [pair for pair in own if _shape(pair[1]) not in shared])
-    pairs = [(run, text) for run in every for text in told[id(run)] if _shape(text) in shared]
-    said += [replace(alert, who="All methods") for alert in _grouped("", every, pairs)]
-    found = [*other_data(every), *states, *_overfitted(task, config, runs), *said]
+            found.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
+    found += _overfitted(task, config, runs)
+    counted = [run for group in runs.values() for run in group if _counts(run)]
+    said = [(run, text) for run in counted for text in _warnings(task, config, run)]
+    shapes = [{_shape(text) for other, text in said if other is run} for run in counted]
+    shared = set.intersection(*shapes) if len(runs) > 1 and shapes else set[str]()
+    for name, group in runs.items():
+        own = [(run, text) for run, text in said if run.name == name and _shape(text) not in shared]
+        found += _grouped(name, group, own)
+    common = _grouped("", counted, [pair for pair in said if _shape(pair[1]) in shared])
+    found += [replace(alert, who="All methods") for alert in common]
     return [replace(alert, text=whole_commands(alert.text, comparison)) for alert in found]
 
 
@@ -383,8 +348,169 @@ def _grouped(
     for same in texts.values():
         first, text = same[0]
         if any(other != text for _, other in same):
-            where = f"seed {first.seed}"
-            where = where if first.name == name else f"{first.name}, {where}"
+            where = (
+                f"seed {first.seed}" if first.name == name else f"{first.name}, seed {first.seed}"
+            )
             text += " " + _text("numbers", where=where)
         some = list(dict.fromkeys(run.seed for run, _ in same))
         yield Alert(f"{name}, {seeds(some, len(group))}", text)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+_HINTS = {"higher": "higher is better", "lower": "lower is better", "none": ""}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value, with its standard deviation and a second, small line."""
+
+    text: str
+    spread: str = ""
+    note: str = ""
+    best: bool = False  # of its metric
+    met: bool | None = None  # whether it is within the limit, where there is one
+
+
+@dataclass(frozen=True)
+class Head:
+    """Name of a row or column, with the direction of good and a second, small line."""
+
+    text: str
+    arrow: str = ""
+    hint: str = ""  # the arrow in words
+    method: str = ""  # whose swatch stands before it
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its caption; each line has a head and its cells."""
+
+    caption: str
+    corner: str
+    heads: Sequence[Head]
+    lines: Sequence[tuple[Head, Sequence[Cell]]]
+
+
+def metric_head(metric: Metric, rule: Rule | None = None) -> Head:
+    """A metric's label with its direction; that of the judged constraint with its limit."""
+    limited = rule is not None and rule.constraint == metric.key
+    note = f"limit {rule.limit:g}" if limited and rule is not None else ""
+    return Head(metric.label, stats.ARROWS[metric.better], _HINTS[metric.better], note=note)
+
+
+def _method_head(name: str, runs: Sequence[SavedRun], several: bool) -> Head:
+    """A method's name, and what its figures rest on where that is not simply all its runs."""
+    diverged = sum(run.diverged is not None for run in runs)
+    unfinished = sum(run.result is None for run in runs)
+    notes = [f"{diverged} of {len(runs)} diverged"] if diverged else []
+    notes += [f"{unfinished} of {len(runs)} unfinished"] if unfinished else []
+    notes += ["no run"] if not runs and several else []
+    return Head(name, method=name, note=", ".join(notes))
+
+
+def scores(
+    runs: Runs,
+    values: stats.Table,
+    metrics: Sequence[Metric],
+    caption: str,
+    rule: Rule | None = None,
+    *,
+    across: bool = True,
+) -> Table:
+    """Mean and deviation of each metric.
+
+    The best mean of a metric is marked, and all that look the same at its digits, but never a
+    method of which a run diverged (its figures are those of a shorter training). The judged
+    constraint is marked as met or not instead.
+    `across`: one row per method; otherwise one row per metric.
+    """
+    columns = [_column(runs, values, metric, rule) for metric in metrics]
+    heads = [metric_head(metric, rule) for metric in metrics]
+    there = any(runs.values())
+    methods = [_method_head(name, group, there) for name, group in runs.items()]
+    if across:
+        lines = [(head, [column[k] for column in columns]) for k, head in enumerate(methods)]
+        return Table(caption, "Method", heads, lines)
+    return Table(caption, "Figure", methods, list(zip(heads, columns, strict=True)))
+
+
+def _column(runs: Runs, values: stats.Table, metric: Metric, rule: Rule | None) -> list[Cell]:
+    limited = rule is not None and rule.constraint == metric.key
+    best: set[str] = set() if limited else _best(values, metric)
+    cells = []
+    for name in runs:
+        row = values.get(name, {})
+        if metric.key not in row:
+            cells.append(Cell("–"))
+            continue
+        met = stats.met(row, rule) if limited else None
+        text, spread = stats.cell(row[metric.key], metric.digits)
+        cells.append(Cell(text, spread, best=name in best, met=met))
+    return cells
+
+
+def _best(values: stats.Table, metric: Metric) -> set[str]:
+    means = {
+        name: row[metric.key]["mean"]
+        for name, row in values.items()
+        if metric.key in row and stats.DIVERGED not in row
+    }
+    means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    if metric.better == "none" or len(means) < 2:
+        return set()
+    top = fixed((max if metric.better == "higher" else min)(means.values()), metric.digits)
+    shown = {name for name, mean in means.items() if fixed(mean, metric.digits) == top}
+    return set() if len(shown) == len(means) else shown
+
+
+def differences_table(
+    found: Sequence[tuple[Metric, Mapping[str, stats.Interval]]],
+    first: str,
+    references: Sequence[str],
+) -> Table:
+    """Each method minus the first one in the judged figures, with 95 % intervals over seeds."""
+
+    def signed(value: float, digits: int) -> str:
+        return f"{'+' if value > 0 else ''}{fixed(value, digits)}"
+
+    heads, lines = [], []
+    most = max(interval.pairs for _, intervals in found for interval in intervals.values())
+    for metric, _ in found:
+        over = Head("95 % interval", note=f"{most} seeds" if most > 1 else "")
+        heads += [metric_head(metric), over, Head("")]
+    for name in dict.fromkeys(name for _, intervals in found for name in intervals):
+        cells = []
+        for metric, intervals in found:
+            interval = intervals.get(name)
+            if interval is None:
+                cells += [Cell("–")] * 3
+                continue
+            better = (interval.mean > 0) == (metric.better == "higher")
+            answer = ("better" if better else "worse") if interval.decided else "not decided"
+            several = interval.pairs > 1
+            ends = (signed(value, metric.digits) for value in (interval.low, interval.high))
+            seeds = f"{interval.pairs} seeds" if 1 < interval.pairs < most else ""
+            cells += [
+                Cell(signed(interval.mean, metric.digits)),
+                Cell(" to ".join(ends) if several else "–", note=seeds),
+                Cell(answer if several else "one seed: not decided"),
+            ]
+        note = "reference" if name in references else ""
+        lines.append((Head(name, method=name, note=note), cells))
+    return Table(f"Each method minus {first}, seed by seed", "Method", heads, lines)
+
+
+def settings_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What each method ran with."""
+    flat = {
+        name: {k: v for k, v in method.items() if k != "settings"} | (method.get("settings") or {})
+        for name, method in methods.items()
+    }
+    keys = list(dict.fromkeys(key for values in flat.values() for key in values))
+    lines = [
+        (Head(name, method=name), [Cell(setting(values.get(key))) for key in keys])
+        for name, values in flat.items()
+    ]
+    return Table("What each method ran with", "Method", [Head(key) for key in keys], lines)

@@ -15,7 +15,7 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,7 @@ Runs = Mapping[str, Sequence[SavedRun]]
 Point = tuple[float, float]
 Limits = tuple[float, float]
 Look = Mapping[str, Style]
-SIZE, SMALL = (5.2, 3.3), (3.6, 2.5)  # inches of a plot, and of a small one among many
+SIZE = 5.2, 3.3  # inches of a plot
 INK, MUTED, GRID, LIMIT, PAGE = (TOKENS[n][0] for n in ("ink", "muted", "grid", "limit", "page"))
 _VARIABLES = {pair[0]: f"var(--{name})" for name, pair in TOKENS.items()} | {
     pair[0]: f"var(--method-{k})" for k, pair in enumerate(COLOURS)
@@ -181,43 +181,10 @@ def robust(values: Iterable[float], *keep: float | None) -> Limits:
     return low - margin, high + margin
 
 
-def spans_decades(values: Iterable[float]) -> bool:
-    """Whether a logarithmic axis shows more: all values above 0, the largest 8 times the least."""
-    finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and min(finite) > 0 and max(finite) > 8 * min(finite)
-
-
-def _fit(
-    axes: Axes,
-    panel: Panel,
-    groups: Iterable[Sequence[float]],
-    every: Sequence[float],
-    upright: bool,
-) -> Limits:
-    """Set the axis of values for most of the groups, by the ends of each, and the reference."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axis = axes.yaxis if upright else axes.xaxis
-    ends = [end for group in groups if group for end in (min(group), max(group))]
-    reference = [] if panel.reference is None else [panel.reference]
-    if panel.log and spans_decades([*every, *reference]):
-        low, high = (10**v for v in robust(map(math.log10, ends), *map(math.log10, reference)))
-        (axes.set_yscale if upright else axes.set_xscale)("log")
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_locator(NullLocator())
-    else:
-        low, high = robust(ends, *reference)
-    (axes.set_ylim if upright else axes.set_xlim)(low, high)
-    return low, high
-
-
 def element(figure: Figure, prefix: str) -> str:
     """A figure as an element of the page: colours and font of the page, no ids but those in use.
 
-    Args:
-        figure: drawn with the light palette.
-        prefix: no other drawing of the page may have it: ids are made from it.
+    No other drawing of the page may have the `prefix`: ids are made from it.
     """
     import matplotlib
 
@@ -272,14 +239,7 @@ def scatter(
 ) -> Plot | None:
     """`panel.y` against `panel.x`: small dots, and a large one of each method with their frontier.
 
-    Args:
-        points: small dots by method.
-        large: of each method the one that counts: the mean over runs, or the chosen setting.
-        panel: what the axes are.
-        look: of the methods.
-        metrics: say which direction is better.
-        prefix: of ids, see `element`.
-        references: methods for which the frame need not have room.
+    `metrics` say which direction is better; for `references` the frame need not have room.
     """
     if not any(points.values()):
         return None
@@ -320,7 +280,6 @@ def scatter(
         "front": front,
         "alone": len(front) == 1 < len(large),
         "far": {name: point for name, point in large.items() if not inside(point)},
-        "total": sum(map(len, points.values())),
         "cut": sum(not inside(point) for own in points.values() for point in own),
         "several": any(len(own) > 1 for own in points.values()),
     }
@@ -354,61 +313,26 @@ def curves(runs: Runs, panel: Panel, look: Look, prefix: str) -> Plot | None:
         way: Any = {"color": style.colour, "linewidth": 1.7, "dashes": style.dash or (None, None)}
         way |= {"marker": style.marker, "markersize": 4.5, "markevery": sorted(marked)}
         drawn.append((line, way))
-    svg, (low, high), cut = _lines(drawn, list(lines.values()), panel, SIZE, prefix)
+    svg, (low, high), cut = _lines(drawn, panel, prefix)
     ends = {name: line.mean[-1] for name, line in lines.items()}
     outside = {name: value for name, value in ends.items() if not low <= value <= high}
     return Plot(svg, panel.title, panel, {"outside": outside, "cut": cut})
 
 
-def families(
-    runs: Runs, panel: Panel, names: Sequence[str], look: Look, prefix: str
-) -> tuple[Plot, ...]:
-    """A small plot per method, all with the same axes: a line per entry, the highest one bold."""
-    lines = {
-        name: [curve(steady(group), panel.y, k) for k in range(len(names))]
-        for name, group in runs.items()
-    }
-    # Two evaluations are a start and an end, not a way between them.
-    lines = {n: own for n, own in lines.items() if any(len(line.epochs) > 2 for line in own)}
-    # Means alone: the band of one entry would hide the others.
-    lines = {n: [replace(x, low=x.mean, high=x.mean) for x in own] for n, own in lines.items()}
-    every = [line for own in lines.values() for line in own]
-    found = []
-    for j, (name, own) in enumerate(lines.items()):
-        ends = [line.mean[-1] if line.mean else -math.inf for line in own]
-        top = max(range(len(ends)), key=ends.__getitem__)
-        thin: Any = {"color": look[name].colour, "linewidth": 0.9, "alpha": 0.7}
-        bold: Any = {"color": look[name].colour, "linewidth": 2.4, "zorder": 3}
-        drawn = [(line, bold if k == top else thin) for k, line in enumerate(own)]
-        svg, limits, cut = _lines(drawn, every, panel, SMALL, f"{prefix}-{j}")
-        facts = {
-            "cut": cut,
-            "entry": names[top],
-            "value": ends[top],
-            "above": ends[top] > limits[1],
-        }
-        found.append(Plot(svg, name, panel, facts))
-    return tuple(found)
-
-
 def _lines(
-    drawn: Sequence[tuple[Curve, Mapping[str, Any]]],
-    every: Sequence[Curve],
-    panel: Panel,
-    size: Point,
-    prefix: str,
+    drawn: Sequence[tuple[Curve, Mapping[str, Any]]], panel: Panel, prefix: str
 ) -> tuple[str, Limits, bool]:
     """Lines over epochs, each with its look, in a band where it has one.
 
-    The axes are set for what follows the first fifth of training in `every`; the last of what is
-    returned says whether some of it is outside.
+    The axes are set for what follows the first fifth of training; the last of what is returned says
+    whether some of it is outside.
     """
-    every = [line for line in every if line.epochs]
+    every = [line for line, _ in drawn]
     last = max(line.epochs[-1] for line in every) or 1.0
     values = [value for line in every for value in (*line.low, *line.high)]
     starts = [bisect.bisect_left(line.epochs, 0.2 * last) for line in every]
     late = [(*x.low[k:], *x.high[k:]) for x, k in zip(every, starts, strict=True)]
-    with canvas(*size) as (figure, axes):
+    with canvas(*SIZE) as (figure, axes):
         line_at(axes, panel.reference)
         for line, way in drawn:
             if line.low != line.high:
@@ -416,7 +340,9 @@ def _lines(
                 axes.fill_between(line.epochs, line.low, line.high, **band)
             axes.plot(line.epochs, line.mean, **way)
         axes.set_xlim(-0.02 * last, 1.02 * last)
-        limits = _fit(axes, panel, late, values, upright=True)
+        ends = [end for values in late if values for end in (min(values), max(values))]
+        limits = robust(ends, panel.reference)
+        axes.set_ylim(*limits)
         label(axes, "epoch", panel.label or title(panel.y))
         svg = element(figure, prefix)
     return svg, limits, min(values) < limits[0] or max(values) > limits[1]
@@ -468,7 +394,8 @@ def by_entry(
             axes.plot(mean[order], at, **dot)
             drawn.append((*low, *high))
         values = list(itertools.chain(*drawn))
-        limits = _fit(axes, panel, drawn, values, upright=False)
+        limits = robust([end for own in drawn for end in (min(own), max(own))], panel.reference)
+        axes.set_xlim(*limits)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_yticks(rows, labels)
         axes.tick_params(axis="y", labelsize=8.5, labelcolor=INK)

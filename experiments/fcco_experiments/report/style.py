@@ -1,8 +1,7 @@
-"""Colours, dashes and markers of methods (one map for all pages), and numbers as text."""
+"""Colours, dashes and markers of methods (one map for all pages), and words."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -114,39 +113,7 @@ def styles(words: Mapping[str, str]) -> dict[str, Style]:
     return result
 
 
-_MINUS = "\N{MINUS SIGN}"
 _NAMES = {"numpy": "NumPy", "torch": "PyTorch", "fcco": "fcco", "lr": "lr", "start": "Started"}
-
-
-def fixed(value: float, digits: int) -> str:
-    """A figure with that many digits after the point.
-
-    >>> fixed(-0.01234, 3), fixed(float("nan"), 3), fixed(3.2e9, 2)
-    ('−0.012', 'n/a', '3.2e+09')
-    """
-    if math.isnan(value):
-        return "n/a"
-    if math.isinf(value):
-        return "∞" if value > 0 else f"{_MINUS}∞"
-    text = f"{value:.3g}" if abs(value) >= 1e7 else f"{value:.{digits}f}"
-    if float(text) == 0:
-        text = text.removeprefix("-")
-    return text.replace("-", _MINUS) if text.startswith("-") else text
-
-
-def plain(value: float, digits: int = 3) -> str:
-    """A figure of unknown size with that many significant digits.
-
-    >>> plain(0.017), plain(123.4), plain(0.0), plain(-9.31e-5, 2)
-    ('0.0170', '123', '0', '−9.3e−5')
-    """
-    if not math.isfinite(value) or value == 0:
-        return fixed(value, 0)
-    text = f"{value:#.{digits}g}".removesuffix(".")
-    if "e" in text:
-        head, _, power = text.partition("e")
-        text = f"{head.removesuffix('.')}e{int(power)}"
-    return text.replace("-", _MINUS)
 
 
 def setting(value: object) -> str:

@@ -25,7 +25,7 @@ import torch
 from ..config import ConfigError
 from ..store import Event, Outcome
 from ..task import Problem
-from .engine import Job, LoadError, Stop, Tell, fetch, load
+from .engine import Job, LoadError, Stop, Tell, load
 
 REPEATS = 20
 """How often a job is begun anew because its machine or its process was lost."""
@@ -173,8 +173,7 @@ def _do(number: int, here: _Here) -> list[Outcome]:
         if not _loaded:
             like = job.specs[0]  # what is loaded is the same for all
             try:
-                problem = fetch(like, lambda *download: None)
-                _loaded.append(problem or load(like, link.tell))
+                _loaded.append(load(like, link.tell))
             except LoadError as error:
                 raise LoadError(
                     f"{error.args[0]} (on {socket.gethostname()})", *error.args[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import random
 import time
@@ -22,8 +23,9 @@ from fcco import NonFiniteValue
 
 from .. import environment, store, tasks
 from ..config import UserError, dump, plain
+from ..data.sources import LOG
 from ..store import FAILURE, Event, FolderError, Kind, Outcome, RunSpec
-from ..task import Experiment, FleetTraining, Problem, Progress, Row, Task, Training
+from ..task import Experiment, FleetTraining, Problem, Row, Task, Training
 
 Tell = Callable[[Event], None]
 Stop = Callable[[], bool]
@@ -40,27 +42,30 @@ class LoadError(UserError):
 
 def load(spec: RunSpec, tell: Tell) -> Problem:
     """Data and model of a run, and of all others of its experiment; all errors are `LoadError`."""
-    tell(Event("loading", spec.label, text=spec.config.data))
-    with _loading():
-        return tasks.get(spec.task).load(spec.config)
-
-
-def fetch(spec: RunSpec, progress: Progress) -> Problem | None:
-    """Let the task of a run bring its data to this machine; the problem, if that builds it."""
-    with _loading():
-        return tasks.get(spec.task).fetch(spec.config, progress)
-
-
-@contextlib.contextmanager
-def _loading() -> Iterator[None]:
+    said = _Said(lambda text: tell(Event("loading", spec.label, text=text)))
+    said.tell(spec.config.data)
+    LOG.addHandler(said)
     try:
-        yield
+        return tasks.get(spec.task).load(spec.config)
     except Exception as error:
         # Our own errors and those about files and values say all there is to say.
         ours = type(error).__module__.partition(".")[0] in ("fcco", "fcco_experiments")
         clear = ours or isinstance(error, (OSError, ValueError))
         text = str(error) or type(error).__name__
         raise LoadError(text, "" if clear else traceback.format_exc()) from error
+    finally:
+        LOG.removeHandler(said)
+
+
+class _Said(logging.Handler):
+    """Passes on what is said while data are loaded."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.tell(record.getMessage())
 
 
 @contextlib.contextmanager
@@ -115,8 +120,6 @@ class Job(ABC):
 class Run(Job):
     """One run."""
 
-    tensorboard: bool = False
-
     @property
     def title(self) -> str:
         return self.specs[0].label
@@ -126,8 +129,7 @@ class Run(Job):
         folder = spec.folder(self.out)
         try:
             (folder / FAILURE).unlink(missing_ok=True)
-            board = self.tensorboard
-            return [train(spec, folder, problem, stop=stop, on_event=tell, tensorboard=board)]
+            return [train(spec, folder, problem, stop=stop, on_event=tell)]
         except Exception as error:
             return self.raised(error, folder / FAILURE, tell)
 
@@ -147,7 +149,6 @@ def train(
     *,
     stop: Stop = lambda: False,
     on_event: Tell = lambda event: None,
-    tensorboard: bool = False,
 ) -> Outcome:
     """Train, evaluate and save as the spec says.
 
@@ -167,7 +168,7 @@ def train(
         data = problem.fingerprint()
         seed_all(spec.seed)
         training = problem.start(spec.method, spec.seed)
-        return _Run(spec, folder, task, training, data, on_event).go(stop, tensorboard)
+        return _Run(spec, folder, task, training, data, on_event).go(stop)
 
 
 def outcome_of(label: str, result: Mapping[str, Any]) -> Outcome:
@@ -304,15 +305,14 @@ class _Run(Loop):
         path = folder / store.CHECKPOINT
         super().__init__(spec.label, spec.config, training, data, path, tell)
         self.spec, self.folder, self.task = spec, folder, task
-        self.board: Any = None  # a SummaryWriter
 
-    def go(self, stop: Stop, tensorboard: bool) -> Outcome:
+    def go(self, stop: Stop) -> Outcome:
         now, free = self.spec.plain(), self.config.incidental
         saved = store.read_checkpoint(self.path, now, free, self.data)
         if saved is not None:
             self.load(saved)
             restore_random(saved["random"])  # last: loading may draw
-        self._begin(tensorboard)
+        self._begin()
         try:
             if not self.loop(stop):
                 return Outcome(self.spec.label, "stopped")
@@ -321,9 +321,6 @@ class _Run(Loop):
             return self._end({}, str(reason))
         except (FloatingPointError, NonFiniteValue) as reason:
             return self._end({}, f"after {self.step} steps: {reason}")
-        finally:
-            if self.board is not None:
-                self.board.close()
         return self._end(end, None)
 
     def evaluates(self) -> bool:
@@ -335,7 +332,7 @@ class _Run(Loop):
     def record(self) -> dict[str, Any]:
         return {"spec": self.spec.plain(), "random": random_state()}
 
-    def _begin(self, tensorboard: bool) -> None:
+    def _begin(self) -> None:
         """Write config, environment and the evaluations of the checkpoint, before the first step.
 
         Evaluations after the checkpoint belong to steps that will be made again.
@@ -345,19 +342,6 @@ class _Run(Loop):
             self.folder / store.ENVIRONMENT, self.training.device, f"step {self.step}", self.step
         )
         store.write_rows(self.folder / store.METRICS, self.rows)
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
-
-            later = self.step + 1 if self.rows else 0
-            self.board = SummaryWriter(str(self.folder / store.TENSORBOARD), purge_step=later)
-
-    def _add_scalars(self, row: Row) -> None:
-        """One evaluation for TensorBoard; lists become one scalar for each entry."""
-        for key, value in row.items():
-            for place, entry in enumerate(value if isinstance(value, list) else [value]):
-                name = f"{key}/{place}" if isinstance(value, list) else key
-                if isinstance(entry, (int, float)):
-                    self.board.add_scalar(name, entry, row["step"])
 
     def evaluate(self) -> None:
         figures = self.training.evaluate()
@@ -367,8 +351,6 @@ class _Run(Loop):
             raise _NotFinite(f"not finite at epoch {row['epoch']:g}: {', '.join(wrong)}")
         self.rows.append(row)
         store.write_rows(self.folder / store.METRICS, self.rows)
-        if self.board is not None:
-            self._add_scalars(row)
 
     def _end(self, end: Row, diverged: str | None) -> Outcome:
         result = result_of(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
-from ..config import ConfigError, did_you_mean
+from ..config import ConfigError, did_you_mean, fields_of, from_plain
+from ..store import Comparison
 from ..task import Task
 
-__all__ = ["get", "names", "portable", "register"]
+__all__ = ["get", "saved"]
 
 _BUILT_IN = {
     "fairness": "fcco_experiments.tasks.fairness:TASK",
@@ -17,44 +19,18 @@ _BUILT_IN = {
     "continual": "fcco_experiments.tasks.continual:TASK",
     "x-risk": "fcco_experiments.tasks.x_risk:TASK",
 }
-_PLACES: dict[str, str] = dict(_BUILT_IN)
 _USED: set[str] = set()
 """Places that the user of this process has named."""
 
 
-def names() -> tuple[str, ...]:
-    """The names that `get` knows."""
-    return tuple(_PLACES)
-
-
-def register(name: str, place: str) -> None:
-    """Give a task a name.
-
-    Args:
-        name: as on the command line.
-        place: `"module:attribute"` of the `Task`; imported by every worker process.
-    """
-    if ":" not in place:
-        raise ValueError(f"`register(place=...)` must be 'module:attribute' but is: {place!r}.")
-    _PLACES[name] = place
-
-
 def place_of(name: str) -> str:
     """`"module:attribute"` of a task, which another process can import."""
-    if ":" in name:
-        return name
-    if name not in _PLACES:
-        hint = did_you_mean(name, _PLACES)
+    if ":" not in name and name not in _BUILT_IN:
+        hint = did_you_mean(name, _BUILT_IN)
         raise ConfigError(
-            f"There is no task `{name}`{hint} Tasks: {', '.join(_PLACES)}; or module:attribute."
+            f"There is no task `{name}`{hint} Tasks: {', '.join(_BUILT_IN)}; or module:attribute."
         )
-    return _PLACES[name]
-
-
-def portable(name: str) -> str:
-    """A name that every process knows: that of a built-in task, or `"module:attribute"`."""
-    place = place_of(name)
-    return name if _BUILT_IN.get(name) == place else place
+    return _BUILT_IN.get(name, name)
 
 
 def get(name: str, *, saved: bool = False) -> Task:
@@ -63,14 +39,14 @@ def get(name: str, *, saved: bool = False) -> Task:
     Args:
         name: of the command line, or from a file.
         saved: the name was read from a folder, which may be anybody's. Then only tasks are imported
-            that are built in or registered, or that this process was told to use before.
+            that are built in, or that this process was told to use before.
 
     Raises:
         ConfigError: when there is none.
     """
     module, _, attribute = place_of(name).partition(":")
     if ":" in name:
-        if saved and name not in (*_PLACES.values(), *_USED):
+        if saved and name not in (*_BUILT_IN.values(), *_USED):
             raise ConfigError(
                 f"The runs are those of the task `{name}`, which is not built in: its code is run "
                 "only when you name it yourself, as fcco report FOLDER --task MODULE:ATTRIBUTE."
@@ -87,6 +63,14 @@ def get(name: str, *, saved: bool = False) -> Task:
         raise ConfigError(f"The task `{name}` cannot be imported: {error}.") from error
     task = vars(imported).get(attribute)
     if not isinstance(task, Task):
-        what = f"has no {attribute}" if task is None else f"{attribute} is no Task"
+        what = f"has no {attribute}" if task is None else f"{attribute} is not a Task"
         raise ConfigError(f"The task `{name}` is not there: {module} {what}.")
     return task
+
+
+def saved(comparison: Comparison) -> tuple[Task, Any]:
+    """Task and config of saved runs; fields that the config had in earlier versions are ignored."""
+    task = get(comparison.meta["task"], saved=True)
+    known = fields_of(task.config)
+    values = {key: value for key, value in comparison.meta["config"].items() if key in known}
+    return task, from_plain(task.config, values, str(comparison.folder))

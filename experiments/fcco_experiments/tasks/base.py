@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +20,7 @@ from fcco.methods import ALIASES
 from fcco.methods.lagrangian import ProximalRound
 
 from .. import data
-from ..task import Experiment, Method, Metric, Page, Panel, Progress, Row, Task, Training
+from ..task import Experiment, Method, Metric, Page, Panel, Row, Task, Training
 from .judge import judge
 
 PART_KEYS = {"train": "train", "validation": "val", "test": "test"}
@@ -35,14 +34,12 @@ class OnMachine(Experiment):
     """Where and in which precision a network is trained."""
 
     incidental: ClassVar[tuple[str, ...]] = (
-        "checkpoint_every", "device", "recompute", "loaders", "pin_memory", "evaluate_batch",
+        "checkpoint_every", "device", "loaders", "evaluate_batch",
     )  # fmt: skip
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # "auto": a GPU when there is one
     precision: Literal["float32", "bfloat16"] = "float32"  # of the forward pass
-    recompute: bool = False  # gradient checkpointing of the backbone
     loaders: int = 0  # worker processes that read images from files
-    pin_memory: bool = False  # page-locked memory for batches on their way to a GPU
     evaluate_batch: int = 512  # samples of a batch of evaluation
 
     @property
@@ -197,33 +194,23 @@ class BaseTraining(Training):
     ) -> None:
         """`epoch` is the number of its steps, and of the samples of each."""
         self.config, self.method, self.device = config, method, device
-        self._steps_per_epoch, self._samples_per_step = epoch
+        self.steps_per_epoch, self.samples_per_step = epoch
         self.model, self.built, self.batches = model, built, batches
-        self.steps, self.seconds = 0, 0.0
+        self.steps = 0
         if isinstance(built.objective, nn.Module):
             built.objective.to(device)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._steps_per_epoch
-
-    @property
-    def samples_per_step(self) -> int:
-        return self._samples_per_step
 
     @abstractmethod
     def loss(self) -> Tensor:
         """The loss of the next batch, whose gradient the optimizer takes."""
 
     def step(self) -> None:
-        start = time.perf_counter()
         epoch = self.steps / self.steps_per_epoch
         self.built.set_rate(self.method.lr * learning_rate_factor(self.config, epoch))
         self.loss().backward()
         self.built.optimizer.step()
         self.built.optimizer.zero_grad()
         self.steps += 1
-        self.seconds += time.perf_counter() - start
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -236,17 +223,10 @@ class BaseTraining(Training):
             finally:
                 self.model.train(before)
 
-    def speed(self) -> Row:
-        """Samples a second in training, where there was any."""
-        if not self.seconds:
-            return {}
-        return {"samples_per_second": self.steps * self.samples_per_step / self.seconds}
-
     def state_dict(self) -> dict[str, Any]:
         objective = self.built.objective
         return {
             "steps": self.steps,
-            "seconds": self.seconds,
             "batches": self.batches.state_dict(),
             "model": self.model.state_dict(),
             "optimizer": self.built.optimizer.state_dict(),
@@ -254,7 +234,7 @@ class BaseTraining(Training):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps, self.seconds = int(state["steps"]), float(state["seconds"])
+        self.steps = int(state["steps"])
         self.batches.load_state_dict(state["batches"])
         self.model.load_state_dict(state["model"])
         self.built.optimizer.load_state_dict(state["optimizer"])
@@ -267,7 +247,7 @@ class BaseTask(Task):
 
     Attributes:
         template: the file, in this folder.
-        problem: made of a config and, perhaps, a progress.
+        problem: made of a config.
         methods: a line for each method word.
         references: words of methods that solve another problem.
         parts: of the data, in the order of their columns.
@@ -294,10 +274,6 @@ class BaseTask(Task):
     @abstractmethod
     def panels(self, config: Any) -> Iterable[Panel]:
         """Plots of a comparison; of figures that no run has, the report draws none."""
-
-    def clouds(self, config: Any) -> Iterable[Panel]:
-        """Plots of a sweep, see `Page`."""
-        return ()
 
     def entries(self, config: Any) -> Mapping[str, tuple[str, ...]]:
         """Names of the entries of lists."""
@@ -330,15 +306,11 @@ class BaseTask(Task):
             panels=tuple(self.panels(config)),
             entries=self.entries(config),
             references=self.named(config),
-            clouds=tuple(self.clouds(config)),
             glossary=self.glossary(config),
         )
 
     def load(self, config: Any) -> Any:
         return self.problem(config)
-
-    def fetch(self, config: Any, progress: Progress | None = None) -> Any:
-        return self.problem(config, progress)
 
     def check(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
         problems = list(self.wrong(config))
@@ -391,10 +363,6 @@ _UPDATES = {"adam": "Adam", "momentum": "SGD with momentum", "sgd": "SGD"}
 
 
 SECONDS = Metric("seconds", "seconds", "none", 1, True, "training time of a run")
-SPEED = Metric(
-    "samples_per_second", "samples a second", "none", 0, False,
-    "in training, evaluations not counted",
-)  # fmt: skip
 
 
 def by_part(*metrics: tuple[Metric, str], parts: Sequence[str]) -> tuple[Metric, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..stats import Interval, is_finite, paired, spread
+from ..stats import Interval, figure, is_finite, paired, spread
 from ..task import Experiment, Row, Rule, Task
 
 
@@ -45,7 +45,7 @@ class FinalRows:
         """Mean and, with several runs, standard deviation."""
         mean, deviation = spread(row[key] for row in self.rows[name])
         several = len(self.rows[name]) > 1
-        return f"{mean:.{digits}f} ± {deviation:.{digits}f}" if several else f"{mean:.{digits}f}"
+        return " ".join(figure(mean, deviation if several else None, digits)).rstrip()
 
     def difference(self, left: str, right: str, key: str) -> Interval:
         """Left - right over the seeds that both have; without any, of the means, of no pairs."""
@@ -92,7 +92,7 @@ class Judgement:
         return bool(self.within and self.leads) and all(d.low > 0 for d in self.leads.values())
 
     def differences(self, key: str) -> dict[str, Interval]:
-        """Each other method's figure less that of the first, over the seeds that both have."""
+        """Each other method's figure minus that of the first, over the seeds that both have."""
         others = [name for name in self.final.rows if name != self.best and self.best]
         found = {name: self.final.difference(name, str(self.best), key) for name in others}
         return {name: interval for name, interval in found.items() if interval.pairs}

@@ -14,7 +14,7 @@ from fcco.groups import GroupBatchSampler
 
 from .. import backbones, environment
 from ..data.grouped import GroupedData, GroupedPart, Samples, Vectors
-from ..task import Problem, Progress
+from ..task import Problem
 from .base import BaseTraining, OnMachine, autocast, perceptron
 
 
@@ -98,20 +98,11 @@ def standardise(values: Tensor, rows: Tensor) -> Tensor:
 
 
 class NetworkProblem(Problem):
-    """Samples in parts, and the network for them.
-
-    Args:
-        config: of the task.
-        data: the samples; of the kind that the backbone takes.
-        outputs: of the network.
-        progress: is told about downloads and features.
-    """
+    """Samples in parts, of the kind that the backbone takes, and the network for them."""
 
     config: Any
 
-    def __init__(
-        self, config: Networked, data: GroupedData, outputs: int, progress: Progress | None
-    ) -> None:
+    def __init__(self, config: Networked, data: GroupedData, outputs: int) -> None:
         if config.kind != data.kind:
             raise ValueError(
                 f"`backbone: {config.backbone}` takes data of the kind {config.kind}, but "
@@ -119,10 +110,12 @@ class NetworkProblem(Problem):
             )
         self.config, self.data, self.outputs = config, data, outputs
         self.device = environment.device(config.device)
-        self.samples = self._samples(progress)
+        self.samples = self._samples()
         self._parts: dict[int, Mapping[str, GroupedPart]] = {}
+        if not config.on_vectors:
+            self.network()  # weights that are nowhere to be had end it here
 
-    def _samples(self, progress: Progress | None) -> Samples:
+    def _samples(self) -> Samples:
         """What batches are made of: features, token ids, images or vectors."""
         config = self.config
         if config.backbone == "none":
@@ -130,12 +123,11 @@ class NetworkProblem(Problem):
         if config.train == "head":
             return backbones.features(
                 config.backbone, self.data, pretrained=config.pretrained, weights=config.weights,
-                size=config.size, tokens=config.tokens, device=self.device, progress=progress,
+                size=config.size, tokens=config.tokens, device=self.device,
             )  # fmt: skip
         return backbones.encode(
-            config.backbone, self.data.samples, tokens=config.tokens, weights=config.weights,
-            progress=progress,
-        )  # fmt: skip
+            config.backbone, self.data.samples, tokens=config.tokens, weights=config.weights
+        )
 
     def parts(self, seed: int) -> Mapping[str, GroupedPart]:
         """Training, validation and test data of a seed."""
@@ -162,21 +154,14 @@ class NetworkProblem(Problem):
             model = self.network()
         return model.to(self.device), samples
 
-    def network(self, progress: Progress | None = None) -> Classifier:
+    def network(self) -> Classifier:
         """The backbone, with its first weights, and a head on top."""
         config = self.config
         backbone = backbones.build(
             config.backbone, pretrained=config.pretrained, weights=config.weights, size=config.size,
-            tokens=config.tokens, recompute=config.recompute, batch_norm=config.batch_norm,
-            progress=progress,
+            tokens=config.tokens, batch_norm=config.batch_norm,
         )  # fmt: skip
         return Classifier(backbone, backbone.width, config.hidden, self.outputs)
-
-    def fetched(self, progress: Progress | None) -> Any:
-        """This problem, once the weights of a backbone that is trained were found."""
-        if self.config.backbone != "none" and self.config.train == "all":
-            self.network(progress)  # weights that are nowhere to be had end it here
-        return self
 
     def fingerprint(self) -> str:
         return self.data.fingerprint
@@ -227,7 +212,7 @@ def loader(
         _Rows(samples, rows),
         batch_sampler=batches,
         num_workers=config.loaders,
-        pin_memory=config.pin_memory and device.type == "cuda",
+        pin_memory=config.loaders > 0 and device.type == "cuda",
         persistent_workers=persistent and config.loaders > 0,
         generator=torch.Generator(),  # or each pass would draw from the global one
     )

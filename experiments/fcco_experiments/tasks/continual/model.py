@@ -18,7 +18,7 @@ from ..base import OnMachine, Scheduled, autocast
 from ..network import per_sample
 
 if TYPE_CHECKING:
-    from .problem import ContinualProblem
+    from . import ContinualProblem
 
 _CAPTION_SEED = 20_240_101
 
@@ -72,7 +72,6 @@ class Continual(Scheduled, OnMachine):
     # Accuracy that a protected class may lose on training data; one image is always allowed.
     forget_limit: float = 0.01
     choose_by: Literal["train", "validation"] = "train"
-    certificate: bool = True  # KKT residuals on full data at the end (with frozen backbones)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""One run: the method, its batches and steps, figures against the old model, KKT residuals."""
+"""One run: the method, its batches and steps, figures against the old model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fcco
-from fcco import diagnostics
 from fcco.contrastive import log_means
 from fcco.groups import GroupBatchSampler
 
@@ -21,7 +20,7 @@ from ..network import Batches
 from .model import Continual, Encoder
 
 if TYPE_CHECKING:
-    from .problem import ContinualProblem
+    from . import ContinualProblem
 
 CONSTRAINED = {
     "automatic": "Automatic: running values of the constraints, a multiplier for each and a rounded"
@@ -142,12 +141,8 @@ def changes(name: str, now: Classes, old: Classes, limit: float) -> Row:
     figures: Mapping[str, float] = {
         "target_accuracy": accuracy[-1].item(),
         "target_gain": (accuracy[-1] - old.accuracy[-1]).item(),
-        "target_loss": now.loss[-1].item(),
-        "protected_accuracy": accuracy[:-1].mean().item(),
-        "protected_change": -lost.mean().item(),
         "accuracy": accuracy.mean().item(),
         "forgetting": lost.max().item(),
-        "forgotten_images": (lost * now.count[:-1]).clamp(min=0).sum().item(),
         "violation": rise.max().item(),
         "retained": float(bool((lost <= 1e-9).all())),
         "kept": float(bool((lost <= allowed + 1e-9).all())),
@@ -335,7 +330,7 @@ class ContinualTraining(BaseTraining):
         return self.built.contrast.evaluate(logs)
 
     def finish(self) -> Row:
-        """Names of the classes, the old model's figures, speed, and KKT residuals."""
+        """Names of the classes, the old model's figures, and speed."""
         protected, config = list(self.config.protected), self.config
         row: Row = {"constraints_names": protected, "accuracies_names": list(config.classes)}
         for name, old in self.old.items():
@@ -343,46 +338,6 @@ class ContinualTraining(BaseTraining):
             row[f"{PART_KEYS[name]}_counts"] = old.count.tolist()
         if "penalty" in self.method.settings:
             row["penalty"] = float(self.method.settings["penalty"])
-        row |= self.speed()
-        if config.certificate and config.train == "projections":
-            with self.evaluating():
-                row |= self._certificate()
-        return row
-
-    def _certificate(self) -> Row:
-        """KKT residuals on all training data, with the method's multipliers and the best ones.
-
-        For models whose backbones are frozen: everything is evaluated in one graph.
-        """
-        encoder, device = self.encoder, self.device
-        number, targets = len(self.config.protected), len(self.target)
-        rows = torch.cat([self.target, self.protected])
-        label = torch.cat([torch.full((targets,), number), self.label]).to(device)
-        values = self.samples.values[rows.to(device)]  # type: ignore[union-attr]
-        captions, prompts = encoder.texts.captions[rows], encoder.texts.prompts
-        limits = torch.tensor(self.old["train"].loss[:number].tolist(), device=device)
-
-        def loss() -> Tensor:
-            return self._contrast(*encoder(values, captions), label)
-
-        def inner(index: Tensor) -> Tensor:
-            seen, read = encoder(values[targets:], prompts)
-            classes = label[targets:]
-            losses = cross_entropy(encoder.scores(seen, read), classes, reduction="none")
-            return torch.stack([losses[classes == k].mean() - limits[k] for k in index.tolist()])
-
-        parameters = [p for p in encoder.model.parameters() if p.requires_grad]
-        best = diagnostics.kkt(loss, inner, number, parameters)
-        row: Row = {
-            "kkt_best_stationarity": best.stationarity,
-            "kkt_best_complementarity": best.complementarity,
-            "kkt_feasibility": best.feasibility,
-            "best_multipliers": best.multipliers.tolist(),
-        }
-        if self.constrained:
-            used = diagnostics.kkt(loss, inner, number, parameters, multipliers=self._multipliers())
-            row["kkt_stationarity"] = used.stationarity
-            row["kkt_complementarity"] = used.complementarity
         return row
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fcco.fleet import Member, Unsupported, signature_of
 from fcco.methods import ALIASES
 
 from ... import data
-from ...task import Method, Metric, Panel, Problem, Progress, Row, Rule
+from ...task import Method, Metric, Panel, Problem, Row, Rule
 from ..base import KKT, SECONDS, BaseTask
 from .model import CellBatches, Cells, Fairness, Scorer
 from .training import (
@@ -21,7 +21,6 @@ from .training import (
     BuiltMethod,
     FairnessFleet,
     FairnessTraining,
-    copies,
 )
 
 __all__ = ["TASK", "Fairness", "FairnessProblem", "FairnessTask"]
@@ -54,13 +53,13 @@ METRICS = (  # with the parts whose column is in the first table
     (Metric("auc", "AUC", "higher", 4, meaning="probability that a positive person scores above a"
         " negative one"), "test train"),
     (Metric("excess_gap", "ROC gap beyond chance", "lower", 3, meaning="true gap beyond chance,"
-        " root of true gap squared less chance squared (0 if negative)"), "test"),
+        " root of true gap squared minus chance squared (0 if negative)"), "test"),
     (Metric("gap", "true gap", "lower", 3, meaning="largest difference of TPR or FPR between the"
         " groups over all thresholds"), "test train"),
     (Metric("gap_floor", "by chance", "none", 3, meaning="the gap that equal curves show on average"
         " on a sample of this size"), "test"),
-    (Metric("violation", "worst", "lower", 4, meaning="largest smoothed gap less the tolerance; at"
-        " most 0 is asked"), "test train"),
+    (Metric("violation", "worst", "lower", 4, meaning="largest smoothed gap minus the tolerance;"
+        " should be at most 0"), "test train"),
     (Metric("inside", "inside", "none", 3, meaning="share of the scores between the lowest and the"
         " highest threshold"), "test train"),
     (Metric("tpr_gap", "TPR gap", "lower", 3, meaning="largest difference between the groups in the"
@@ -75,21 +74,16 @@ AT_THE_END = (
     Metric("singular_value_violated", "least singular value, violated constraints", "none", 4,
         meaning="of the Jacobian of the violated constraints alone"),
 )  # fmt: skip
-_LISTS = ("constraints", "val_constraints", "test_constraints", "multipliers", "best_multipliers")
+_LISTS = ("constraints", "test_constraints")
 
 
 class FairnessProblem(Problem):
     """A data set in cells."""
 
-    def __init__(
-        self,
-        config: Fairness,
-        progress: Progress | None = None,
-        loaded: data.GroupedData | None = None,
-    ) -> None:
+    def __init__(self, config: Fairness, loaded: data.GroupedData | None = None) -> None:
         self.config = config
         self.data = loaded or data.load_grouped(
-            config.data, columns=config.columns, validation=config.validation, progress=progress
+            config.data, columns=config.columns, validation=config.validation
         )
         self._parts: dict[int, dict[str, Cells]] = {}
         self._fingerprint = data.arrays(self.data, 0).fingerprint
@@ -131,7 +125,7 @@ class FairnessProblem(Problem):
         if kind is None:
             return None
         # Seeds split the data, not always into parts of quite the same size.
-        train, number = self.parts(seed)["train"], copies(self.config, method)
+        train, number = self.parts(seed)["train"], 1 + method.independent
         return kind, CellBatches(self.config, seed, train, number).steps_per_epoch
 
     def fleet(self, runs: Sequence[tuple[Method, int]], device: torch.device) -> FairnessFleet:
@@ -222,28 +216,15 @@ class FairnessTask(BaseTask):
             "worst constraint value, train", x_reference=0.0,
         )  # fmt: skip
         yield Panel("curve", "train_auc", "AUC on training data", "AUC")
-        title = "Worst constraint on training data: at most 0 is asked"
+        title = "Worst constraint on training data: should be at most 0"
         yield Panel("curve", "train_violation", title, "worst |gap| - tolerance", reference=0.0)
         yield Panel("curve", "test_auc", "AUC on test data", "AUC")
         yield Panel("curve", "test_gap", "True ROC gap on test data", "largest gap")
         title = "Share of scores between the thresholds: near 0 the constraints are empty"
         yield Panel("curve", "train_inside", title, "share")
-        title = "All constraints on training data, by method"
-        yield Panel("family", "constraints", title, "|gap| - tolerance", reference=0.0)
-        yield Panel(
-            "family", "multipliers", "Multipliers: the price of each constraint", "multiplier"
-        )
-
-    def clouds(self, config: Fairness) -> Iterator[Panel]:
-        """AUC against the figure that is judged, with its limit; old sweeps lack the first."""
-        words = {"excess_gap": "ROC gap beyond chance", "violation": "worst constraint value"}
-        part, name = ("val", "validation") if config.validation else ("train", "train")
-        for key in (config.judged, "violation"):
-            yield Panel(
-                "tradeoff", f"{part}_auc", f"AUC against the {words[key]} ({name} data)",
-                f"AUC, {name}", f"{part}_{key}", f"{words[key]}, {name}",
-                x_reference=config.feasible_limit if key == config.judged else 0.0,
-            )  # fmt: skip
+        for key, part in (("constraints", "training"), ("test_constraints", "test")):
+            title = f"Every constraint on {part} data: should be at most 0"
+            yield Panel("dots", key, title, "|gap| - tolerance", reference=0.0)
 
 
 TASK = FairnessTask()

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fcco.groups import HoldOut
-
 from ..base import PART_KEYS, Schedule, Scheduled, perceptron
 
 SMALLEST = 1e-6
@@ -45,7 +43,6 @@ class Fairness(Scheduled):
     batch: int = 128  # samples, a quarter from each cell (group, label)
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
     validation: float = 0.2  # share of the training data that the seed of a run splits off
-    holdout: float = 0.0  # share of the rest that rates are measured on, without a gradient
     feasible_by: Literal["gap", "violation"] = "gap"
     feasible_limit: float = 0.03
 
@@ -59,7 +56,6 @@ class Fairness(Scheduled):
             ("tolerance", 0 <= self.tolerance < math.inf, "be at least 0"),
             ("thresholds", finite and all(finite), "hold at least one number"),
             ("validation", 0 <= self.validation < 1, "be in [0, 1)"),
-            ("holdout", 0 <= self.holdout < 1, "be in [0, 1)"),
         ):
             if not valid:
                 raise ValueError(f"`{name}` must {wanted} but is: {getattr(self, name)}.")
@@ -113,19 +109,12 @@ class CellBatches:
     """Rows of batches with a quarter from each cell; they depend on the seed and the epoch alone.
 
     An epoch has as many steps as draw the number of training samples, in `copies` independent
-    batches of a step. With `config.holdout` and two copies, the first is of rows set apart, whose
-    rates are measured, and the second, which carries the gradient, of the others.
+    batches of a step.
     """
 
     def __init__(self, config: Fairness, seed: int, train: Cells, copies: int) -> None:
         self.per_cell, self.seed, self.train, self.copies = config.batch // 4, seed, train, copies
         self.steps_per_epoch = max(1, math.ceil(len(train) / (config.batch * copies)))
-        self._sources = [torch.arange(len(train))] * copies, [train.counts] * copies
-        if config.holdout and copies == 2:
-            cells = torch.arange(4).repeat_interleave(train.counts)
-            held = HoldOut(cells, config.holdout, seed)
-            rows = [held.apart, held.rest]
-            self._sources = rows, [cells[own].bincount(minlength=4) for own in rows]
         self._drawn = 0
         self._epoch: Tensor | None = None
 
@@ -134,11 +123,8 @@ class CellBatches:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + epoch)
         shape = self.steps_per_epoch, self.copies, 4, self.per_cell
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
-        drawn = [
-            own[(counts.cumsum(0) - counts)[:, None] + (uniform[:, k] * counts[:, None]).long()]
-            for k, (own, counts) in enumerate(zip(*self._sources, strict=True))
-        ]
-        return torch.stack([rows.flatten(1) for rows in drawn], 1)
+        counts = self.train.counts[:, None]
+        return (counts.cumsum(0) - counts + (uniform * counts).long()).flatten(2)
 
     def draw(self) -> Tensor:
         """Rows of the next step, (copies, batch)."""
@@ -258,8 +244,7 @@ class Scorer(nn.Module):
                 f"{key}_gap_floor": floor,
                 "constraints" if key == "train" else f"{key}_constraints": violations,
             }
-        train = scores["train"]
-        return figures | {"score_mean": train.mean(-1), "score_deviation": train.std(-1)}
+        return figures
 
 
 def by_label(cells: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -109,11 +109,6 @@ class BuiltMethod(Stepped):
         return torch.cat([values.clamp(min=0), (-values).clamp(min=0)])  # of pairs: by their sign
 
 
-def copies(config: Fairness, method: Method) -> int:
-    """Batches of a step: a second one for the gradient where the first only gives values."""
-    return 2 if method.independent or (config.holdout and method.method != UNCONSTRAINED) else 1
-
-
 class FairnessTraining(BaseTraining):
     """A method on a data set (its parts by name) from a seed."""
 
@@ -127,7 +122,7 @@ class FairnessTraining(BaseTraining):
         self.parts, self.train = dict(parts), parts["train"]
         model = Scorer(config, seed, self.train)
         built = BuiltMethod(model, method, config)
-        batches = CellBatches(config, seed, self.train, copies(config, method))
+        batches = CellBatches(config, seed, self.train, 1 + method.independent)
         epoch = batches.steps_per_epoch, config.batch * batches.copies
         super().__init__(config, method, model, built, batches, torch.device("cpu"), epoch)
         self.parameters = list(model.parameters())
@@ -231,14 +226,9 @@ def pair_loss(positive: Tensor, negative: Tensor, rows: int = 256) -> Tensor:
 
 
 class FairnessFleet(FleetTraining):
-    """Runs of one kind.
+    """Runs (a method and a seed each) of one kind, with as many steps in an epoch.
 
-    Args:
-        config: of the experiment.
-        runs: a method and a seed each, of one kind and with as many steps in an epoch.
-        parts: the data of a seed by name.
-        built: a method with its objective; nobody steps it, so that runs may share it.
-        device: where to train.
+    `built` makes a method with its objective; nobody steps it, so that runs may share it.
     """
 
     def __init__(
@@ -252,11 +242,13 @@ class FairnessFleet(FleetTraining):
         self.config, self.device, self.steps = config, device, 0
         seeds = list(dict.fromkeys(seed for _, seed in runs))
         self.parts = [parts(seed) for seed in seeds]
-        number = copies(config, runs[0][0])
+        number = 1 + runs[0][0].independent
         self.batches = [
             CellBatches(config, seed, data["train"], number)
             for seed, data in zip(seeds, self.parts, strict=True)
         ]
+        self.steps_per_epoch = self.batches[0].steps_per_epoch
+        self.samples_per_step = config.batch * number
         models = [
             Scorer(config, seed, data["train"])
             for seed, data in zip(seeds, self.parts, strict=True)
@@ -283,14 +275,6 @@ class FairnessFleet(FleetTraining):
     def _forget_epoch(self) -> None:
         self._rows: Tensor | None = None
         self._factor = float("nan")
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.batches[0].steps_per_epoch
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.config.batch * self.batches[0].copies
 
     @property
     def died(self) -> list[int]:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ... import data
-from ...task import Method, Metric, Panel, Progress, Row, Rule
-from ..base import SECONDS, SPEED, BaseTask, Stepped
+from ...task import Method, Metric, Panel, Row, Rule
+from ..base import SECONDS, BaseTask, Stepped
 from ..network import NetworkProblem
 from .training import METHODS, REFERENCES, GroupDRO, GroupDROTraining, build
 
@@ -36,21 +36,20 @@ AT_THE_END = (
     Metric("gram_smallest_with_s", "least eigenvalue, with threshold", meaning="the same with the"
         " threshold as one more weight"),
     Metric("gram_largest", "largest eigenvalue", meaning="of the same matrix"),
-    SPEED,
 )  # fmt: skip
 
 
 class GroupDROProblem(NetworkProblem):
     """A data set with groups, and the network for it."""
 
-    def __init__(self, config: GroupDRO, progress: Progress | None = None) -> None:
+    def __init__(self, config: GroupDRO) -> None:
         options: dict[str, Any] = {"distinct": True} if config.distinct else {}
         loaded = data.load_grouped(
             config.data, columns=config.columns, size=config.size, limit=config.sample_limit,
-            progress=progress, **options,
+            **options,
         )  # fmt: skip
         config = config.with_groups(len(loaded.cut(0)["train"].group_names))
-        super().__init__(config, loaded, len(loaded.class_names), progress)
+        super().__init__(config, loaded, len(loaded.class_names))
 
     def start(self, method: Method, seed: int) -> GroupDROTraining:
         model, samples = self.begin(seed)
@@ -70,9 +69,6 @@ class GroupDROTask(BaseTask):
 
     def grid_name(self, config: Any) -> str:
         return "appendix" if config.train == "all" else "wide"
-
-    def fetch(self, config: Any, progress: Progress | None = None) -> GroupDROProblem:
-        return GroupDROProblem(config, progress).fetched(progress)
 
     def wrong(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
         problems = config.kind_problem()
@@ -125,7 +121,7 @@ class GroupDROTask(BaseTask):
         )  # fmt: skip
 
     def entries(self, config: Any) -> dict[str, tuple[str, ...]]:
-        return dict.fromkeys(("losses", "test_reported", "weights"), ())  # named by the runs
+        return dict.fromkeys(("losses", "test_reported"), ())  # named by the runs
 
     def figures(self, config: GroupDRO) -> Iterator[tuple[Metric, str]]:
         average = f"average loss of the worst {config.share} of groups, best threshold"
@@ -134,7 +130,7 @@ class GroupDROTask(BaseTask):
         lowest = "accuracy of the reported group that has the lowest"
         yield Metric("worst_accuracy", "worst group", "higher", 3, meaning=lowest), "test"
         yield Metric("tenth_accuracy", "10th percentile", "higher", 3, meaning=reported), "test"
-        right = "share of all samples that are classified rightly"
+        right = "share of all samples that are classified correctly"
         yield Metric("accuracy", "accuracy", "higher", 3, meaning=right), "test"
         each = "mean of the accuracies of the reported groups, each counted once"
         yield Metric("group_accuracy", "mean of groups", "higher", 3, meaning=each), ""
@@ -151,21 +147,18 @@ class GroupDROTask(BaseTask):
             title = "What it costs on average (test data): up and right is better"
             yield Panel("tradeoff", f"test_{key}", title, label, "test_accuracy", "accuracy")
         title = f"Training: average loss of the worst {config.share} of groups"
-        yield Panel("curve", "train_cvar", title, "CVaR, train", log=True)
-        yield Panel("curve", "test_cvar", "The same on test data", "CVaR, test", log=True)
+        yield Panel("curve", "train_cvar", title, "CVaR, train")
+        yield Panel("curve", "test_cvar", "The same on test data", "CVaR, test")
         yield Panel("curve", "test_worst_accuracy", "Test accuracy of the worst group", "accuracy")
         title = "Test accuracy that nine of ten groups have or exceed"
         yield Panel("curve", "test_tenth_accuracy", title, "accuracy")
         yield Panel("curve", "test_accuracy", "Test accuracy over all samples", "accuracy")
         title = "How far the running values are from the true group losses"
-        yield Panel("curve", "tracking_error", title, "tracking error", log=True)
+        yield Panel("curve", "tracking_error", title, "tracking error")
         title = "Loss of every group before and after training (training data)"
-        yield Panel("change", "losses", title, "training loss by group", log=True)
+        yield Panel("change", "losses", title, "training loss by group")
         title = "Test accuracy of every reported group"
         yield Panel("dots", "test_reported", title, "test accuracy by group")
-        title = "Loss of every group over training, by method"
-        yield Panel("family", "losses", title, "group loss", log=True)
-        yield Panel("family", "weights", "How much each group counts, by method", "weight")
 
 
 TASK = GroupDROTask()

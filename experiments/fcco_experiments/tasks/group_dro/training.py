@@ -300,7 +300,7 @@ class GroupDROTraining(NetworkTraining):
         return row
 
     def _sample_figures(self, part: GroupedPart) -> Tensor:
-        """Loss of each sample and whether it was classified rightly, in float64, on the CPU."""
+        """Loss of each sample and whether it was classified correctly, in float64, on the CPU."""
         label = part.label.to(self.device)
 
         def both(inputs: Tensor, here: Tensor) -> Tensor:
@@ -312,7 +312,7 @@ class GroupDROTraining(NetworkTraining):
 
     def finish(self) -> Row:
         names = shown_names(self.train.group_names)
-        row: Row = {"losses_names": names, "weights_names": names, **self.speed()}
+        row: Row = {"losses_names": names, "weights_names": names}
         row["test_reported_names"] = shown_names(self.parts["test"].reported_names)
         if self.config.spectrum:
             with self.evaluating():

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ... import data as sets
 from ...data.grouped import GroupedData
 from ...data.sources import WrongData, few
-from ...task import Method, Metric, Panel, Progress, Row, Rule
-from ..base import SECONDS, SPEED, BaseTask, Stepped
+from ...task import Method, Metric, Panel, Row, Rule
+from ..base import SECONDS, BaseTask, Stepped
 from ..network import NetworkProblem
 from .training import LISTS, METHODS, REFERENCES, XRisk, XRiskTraining, build
 
@@ -29,10 +29,10 @@ NAMES = {
 class XRiskProblem(NetworkProblem):
     """A data set with a binary label, or of lists, and the network for it."""
 
-    def __init__(self, config: XRisk, progress: Progress | None = None) -> None:
-        loaded = _load(config, progress)
+    def __init__(self, config: XRisk) -> None:
+        loaded = _load(config)
         self.values = _values(config, loaded)
-        super().__init__(config, loaded, 1, progress)
+        super().__init__(config, loaded, 1)
 
     def start(self, method: Method, seed: int) -> XRiskTraining:
         config, parts = self.config, self.parts(seed)
@@ -43,8 +43,8 @@ class XRiskProblem(NetworkProblem):
         return XRiskTraining(config, method, seed, model, samples, parts, self.values, self.device)
 
 
-def _load(config: XRisk, progress: Progress | None) -> GroupedData:
-    options: dict[str, Any] = {"keep": config.sample_limit, "progress": progress}
+def _load(config: XRisk) -> GroupedData:
+    options: dict[str, Any] = {"keep": config.sample_limit}
     columns = config.columns
     if columns.overlapping:
         raise WrongData("`overlapping` is for group-dro; leave it out.")
@@ -92,9 +92,6 @@ class XRiskTask(BaseTask):
     def grid_name(self, config: Any) -> str:
         return "lists" if config.lists else "wide"
 
-    def fetch(self, config: Any, progress: Progress | None = None) -> XRiskProblem:
-        return XRiskProblem(config, progress).fetched(progress)
-
     def wrong(self, config: Any) -> list[tuple[tuple[str, ...], str]]:
         return config.kind_problem()
 
@@ -120,7 +117,7 @@ class XRiskTask(BaseTask):
         kind = "queries" if config.lists else "positives"
         meaning = f"{kind} in the test data"
         number = Metric(f"test_{kind}", f"test {kind}", "none", 0, meaning=meaning)
-        return number, SECONDS, SPEED
+        return number, SECONDS
 
     def card(self, config: Any) -> dict[str, str]:
         label = config.columns.label

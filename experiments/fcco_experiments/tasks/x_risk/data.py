@@ -10,7 +10,6 @@ import numpy as np
 from ... import config as configs
 from ... import tasks
 from ...data.grouped import Vectors
-from ...task import Progress
 from . import XRiskProblem
 
 
@@ -29,14 +28,7 @@ class Part:
     query: np.ndarray | None = None
 
 
-def load(
-    name: str,
-    *,
-    label: str = "",
-    seed: int = 0,
-    rows: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Part]:
+def load(name: str, *, label: str = "", seed: int = 0, rows: int | None = None) -> dict[str, Part]:
     """The parts `"train"`, `"validation"` and `"test"` of a data set, as the task x-risk has them.
 
     `hiv` has Morgan fingerprints, `toxicity` features of MiniLM and `celeba` those of
@@ -48,7 +40,6 @@ def load(
         seed: of the split, where the data set has no official one.
         rows: about so many are kept, of each part and class its share; 0 keeps all. As in the
             config unless given.
-        progress: is told about downloads, and how many features are done.
 
     Example:
         >>> parts = load("rare-synthetic")
@@ -58,7 +49,7 @@ def load(
     changes = [f"columns.label={json.dumps(label)}"] if label else []
     changes += [] if rows is None else [f"sample_limit={rows}"]
     config = configs.load(tasks.get("x-risk"), name, overrides=changes)
-    problem = XRiskProblem(config, progress)  # type: ignore[arg-type]
+    problem = XRiskProblem(config)  # type: ignore[arg-type]
     assert isinstance(problem.samples, Vectors)
     return {
         part: Part(

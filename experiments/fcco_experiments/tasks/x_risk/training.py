@@ -39,9 +39,6 @@ class XRisk(Scheduled, Networked):
             `min_tpr` alone; or, for lists, `"ndcg"` of the first `k` rows of each query.
         warm: share of the steps in which methods that minimise an X-risk minimise the
             cross-entropy instead, before anything else (the squared error, for lists).
-        positives: how many samples of a batch are positives, for those methods; 0: a half.
-        queries: how many queries a batch has, for lists; 0: as many as there is room for with all
-            rows of an average one, but four at least.
         scale: scale features to mean 0 and deviation 1 over the training rows.
         sample_limit: about so many samples are kept, of each class and part its share; 0 keeps
             all.
@@ -53,8 +50,6 @@ class XRisk(Scheduled, Networked):
     k: int = 0  # 0: all rows of a query
     warm: float = 0.5
     batch: int = 64
-    positives: int = 0
-    queries: int = 0
     scale: bool = True
     sample_limit: int = 0
 
@@ -62,7 +57,7 @@ class XRisk(Scheduled, Networked):
         """Refuse what cannot be trained."""
         super().__post_init__()
         self.at_least(2, "batch")
-        self.at_least(0, "k", "positives", "queries", "sample_limit")
+        self.at_least(0, "k", "sample_limit")
         for name, low, high in (("max_fpr", 0, 1), ("min_tpr", 0, 1)):
             value = getattr(self, name)
             if not (low < value <= high if name == "max_fpr" else low <= value < high):
@@ -70,15 +65,6 @@ class XRisk(Scheduled, Networked):
                 raise ValueError(f"`{name}` must be in {limits} but is: {value}.")
         if not 0 <= self.warm < 1:
             raise ValueError(f"`warm` must be in [0, 1) but is: {self.warm}.")
-        if self.positives >= self.batch:
-            raise ValueError(
-                f"`positives` must be below batch = {self.batch} but is: {self.positives}."
-            )
-        if self.queries > self.batch // 2:
-            raise ValueError(
-                f"`queries` must be at most {self.batch // 2}, so that a batch of {self.batch} "
-                f"has two rows of each, but is: {self.queries}."
-            )
 
     @property
     def lists(self) -> bool:
@@ -97,7 +83,8 @@ METHODS = {
     " SONEX.",
     "auc": "AUC: the means of both classes are driven apart, and their spread is kept small.",
     "bce": "Cross-entropy: the average over samples, for reference.",
-    "focal": "Focal loss: cross-entropy in which samples that are right count less, for reference.",
+    "focal": "Focal loss: cross-entropy in which samples that are already right count less, for"
+    " reference.",
 }
 LISTS = {
     "ndcg": "NDCG: a running value of the place of each relevant row in its list.",
@@ -296,17 +283,9 @@ class _Streams:
 
 
 class XRiskTraining(NetworkTraining):
-    """A method on a data set from a seed.
+    """A method on a data set from a seed; for lists the groups of the parts are the queries.
 
-    Args:
-        config: of the experiment.
-        method: what is minimised.
-        seed: of the batches.
-        model: with its first weights.
-        samples: inputs by row.
-        parts: rows, labels and groups; for lists the groups are the queries.
-        values: of the classes: 0 and 1, or the relevance that each stands for.
-        device: where to train.
+    `values` are those of the classes: 0 and 1, or the relevance that each stands for.
     """
 
     def __init__(
@@ -332,7 +311,7 @@ class XRiskTraining(NetworkTraining):
         plain = [GroupBatchSampler(none, 1, min(config.batch, len(train)), **options)]
         if config.lists:
             self._places = [every]
-            queries = config.queries or _queries(config.batch, len(train) / len(train.group_names))
+            queries = _queries(config.batch, len(train) / len(train.group_names))
             queries = min(queries, len(train.group_names))
             own = [
                 GroupBatchSampler(
@@ -342,8 +321,8 @@ class XRiskTraining(NetworkTraining):
         else:
             positive = train.label == 1
             self._places = [every[positive], every[~positive]]
-            wanted = config.positives or config.batch // 2
-            sizes = [wanted, config.batch - wanted]
+            half = config.batch // 2
+            sizes = [half, config.batch - half]
             own = [
                 GroupBatchSampler(none[places], 1, min(size, len(places)), **options)
                 for places, size in zip(self._places, sizes, strict=True)
@@ -398,4 +377,4 @@ class XRiskTraining(NetworkTraining):
     def finish(self) -> Row:
         part = self.parts["test"]
         number = len(part.group_names) if self.config.lists else int((part.label == 1).sum())
-        return {"test_queries" if self.config.lists else "test_positives": number, **self.speed()}
+        return {"test_queries" if self.config.lists else "test_positives": number}
