@@ -518,7 +518,7 @@ def _names(value: Any) -> list[Any]:
     return [name for name in names if name is not None]
 
 
-def _places(numbers: list[int]) -> slice | list[int]:
+def _places(numbers: list[int]) -> Any:
     """A slice where they follow each other, as in batches of groups: the GPU gets no index."""
     first = numbers[0] if numbers else 0
     own = slice(first, first + len(numbers))
