@@ -161,7 +161,7 @@ def commit_of(file: Path) -> str:
 
 
 def main() -> None:
-    for name in ("estimators", "group-dro", "identities", "small-batches", "xrisk"):
+    for name in ("group-dro", "identities", "small-batches", "xrisk"):
         files = {file.name: commit_of(file) for file in sorted((RESULTS / name).glob("*.jsonl.gz"))}
         write(RESULTS / name, {"runs": files})
 

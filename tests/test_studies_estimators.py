@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -92,6 +93,24 @@ def test_the_bound_of_the_reduction_is_the_tolerance_of_the_gap() -> None:
     assert gap == pytest.approx(0.1, abs=0.01)
 
 
+def test_oxonfair_finds_the_thresholds_that_are_best_of_all() -> None:
+    pytest.importorskip("oxonfair")
+    train, val = table(400), table(80, seed=1)
+    scores = methods.logistic(0).fit(train.x, train.y).predict_proba(val.x)[:, 1]
+    cuts = np.append(scores, 2.0)
+    for constraint in training.CONSTRAINTS:
+        found = methods.oxonfair(methods.logistic)(train, constraint, 0, val)
+        for tolerance, candidate in zip(methods.TOLERANCES, found, strict=True):
+            best = 0.0
+            for low, high in itertools.product(np.unique(cuts), repeat=2):
+                predicted = (scores >= np.where(val.group == 1, high, low)).astype(np.float64)
+                if training.gap(predicted, val, constraint)[0] <= tolerance:
+                    best = max(best, float(np.mean(predicted == val.y)))
+            predicted = candidate.predict(val)
+            assert training.gap(predicted, val, constraint)[0] <= tolerance
+            assert np.mean(predicted == val.y) == pytest.approx(best, abs=0.02)
+
+
 def test_split() -> None:
     """Three disjoint parts, every cell in the same shares; a constant column stays finite."""
     whole = table(1003)
@@ -141,6 +160,7 @@ def test_command(
     monkeypatch.setitem(tables.READERS, "bank", tables.bank)
     monkeypatch.setenv("FCCO_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FCCO_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "oxonfair", None)  # as if it were not installed
     tables.read.cache_clear()
     words = f"--quick --json --workers 1 --out {out} --table bank adult".split()
     monkeypatch.setattr(command, "SLOW", tuple(n for n in methods.METHODS if "G" in n))
@@ -148,8 +168,9 @@ def test_command(
         command.main(words)
         told = capsys.readouterr()
         figures = json.loads(told.out.splitlines()[-1])
-        (note,) = figures.pop("left_out")
-        assert note.startswith("bank is left out")
+        bank, oxonfair = figures.pop("left_out")
+        assert bank.startswith("bank is left out")
+        assert oxonfair.startswith("oxonfair is left out: not installed")
         assert list(figures) == ["adult"] and set(figures["adult"]) == set(training.CONSTRAINTS)
         rows = figures["adult"]["demographic_parity"]
         thresholds = [name for name in methods.METHODS if "Threshold" in name]
@@ -160,7 +181,7 @@ def test_command(
         assert out.read_text().count("\n") == 2 * 2 * 3
         command.main([*words[:-2], "adult", "--seeds", "1"])
         assert out.read_text().count("\n") == 12
-        monkeypatch.setitem(sys.modules, "fairlearn", None)  # as if it were not installed
+        monkeypatch.setitem(sys.modules, "fairlearn", None)
         capsys.readouterr()
         command.main(words)
         told = capsys.readouterr()

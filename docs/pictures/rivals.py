@@ -147,7 +147,7 @@ SHORT = {"demographic_parity": "parity", "equalized_odds": "odds"}
 
 
 def estimators() -> Path:
-    """Accuracy relative to ours, and the gap, of fairlearn's methods."""
+    """Accuracy relative to ours, and the gap, of fairlearn's methods and OxonFair."""
     study = estimators_study
     found = study.published()
     figures = [(table, constraint) for table in TABLES for constraint in SHORT]

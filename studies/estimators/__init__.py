@@ -1,1 +1,1 @@
-"""Our scikit-learn estimator and fairlearn's methods under the same fairness constraints."""
+"""Our scikit-learn estimator, fairlearn and OxonFair under the same fairness constraints."""

@@ -35,8 +35,9 @@ class Candidate(NamedTuple):
     predict: Callable[[Part], Array]
 
 
-Method = Callable[[Part, str, int], Iterator[Candidate]]
-"""Of training rows, the name of the constraint and a seed."""
+Method = Callable[..., Iterator[Candidate]]
+"""Of training rows, the name of the constraint and a seed; of those `ON_VALIDATION` also of `val`,
+the validation rows."""
 Base = Callable[[int], Any]
 """A classifier of scikit-learn from a seed."""
 
@@ -213,7 +214,41 @@ def drawn(model: Any, optimizer: Any) -> Callable[[Part], Array]:
     return predict
 
 
+# OxonFair.
+
+
+def oxonfair(base: Base) -> Method:
+    """A threshold for each group, which must be known to predict, learned on validation rows.
+
+    Its own `equalized_odds` is the mean of two differences; the gap here is the larger one.
+    """
+
+    def fit(train: Part, constraint: str, seed: int, val: Part) -> Iterator[Candidate]:
+        from oxonfair import FairPredictor, group_metrics
+
+        kinds = {"equalized_odds": group_metrics.equalized_odds_max}
+        gap = kinds.get(constraint, group_metrics.demographic_parity)
+        model = base(seed)
+        first = timed(partial(model.fit, train.x, train.y))
+
+        def decided(fair: Any, part: Part) -> Array:
+            return fair.predict(oxonfair_rows(part)).astype(np.float64)
+
+        for tolerance in TOLERANCES:
+            fair = FairPredictor(model, oxonfair_rows(val))
+            seconds = first + timed(partial(fair.fit, group_metrics.accuracy, gap, tolerance))
+            yield Candidate(f"tolerance {tolerance}", seconds, partial(decided, fair))
+
+    return fit
+
+
+def oxonfair_rows(part: Part) -> dict[str, NDArray[Any]]:
+    """Rows as OxonFair takes them."""
+    return {"data": part.x, "target": part.y, "groups": part.group}
+
+
 OURS = "ours"
+ON_VALIDATION = ("OxonFair, logistic", "OxonFair, boosting")
 METHODS: dict[str, Method] = {
     OURS: ours,
     "ExponentiatedGradient, logistic": exponentiated_gradient(logistic),
@@ -222,4 +257,6 @@ METHODS: dict[str, Method] = {
     "GridSearch, boosting": grid_search(boosting, 20),
     "ThresholdOptimizer, logistic": thresholds(logistic),
     "ThresholdOptimizer, boosting": thresholds(boosting),
+    "OxonFair, logistic": oxonfair(logistic),
+    "OxonFair, boosting": oxonfair(boosting),
 }

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from studies.runner import Job
 
-from .methods import METHODS, Array
+from .methods import METHODS, ON_VALIDATION, Array
 from .tables import Part, read, split
 
 Figures = dict[str, list[Any]]
@@ -57,7 +57,8 @@ def run(job: Job) -> Figures:
     table, _, constraint = job.problem.partition(" / ")
     parts = split(read(table), job.seed, job.setting.get("rows"))
     figures: Figures = {name: [] for name in ("settings", "val", "test", "seconds")}
-    for candidate in METHODS[job.method](parts["train"], constraint, job.seed):
+    more = {"val": parts["val"]} if job.method in ON_VALIDATION else {}
+    for candidate in METHODS[job.method](parts["train"], constraint, job.seed, **more):
         figures["settings"].append(candidate.setting)
         for name in ("val", "test"):
             predicted = candidate.predict(parts[name])

@@ -269,8 +269,8 @@ class RobustTrainer(Trainer):
                 for own in (slice(first, None), slice(first))
             )
             groups = groups[:first]
-        member = torch.tensor([bool(own) for own in groups])
-        grouped, ungrouped = member.nonzero().squeeze(1), (~member).nonzero().squeeze(1)
+        grouped = _places([k for k, own in enumerate(groups) if own])
+        ungrouped = _places([k for k, own in enumerate(groups) if not own])
         index: list[Any] = [own for own in groups if own]
         if all(len(own) == 1 for own in index):
             index = [own[0] for own in index]
@@ -279,14 +279,14 @@ class RobustTrainer(Trainer):
         def entries() -> Any:
             loss, values = split(result(inputs))
             parts = values if isinstance(values, Measured) else (values,)
-            if any(part.shape[:1] != member.shape for part in parts):
+            if any(part.shape[:1] != (len(groups),) for part in parts):
                 raise ValueError(
-                    f"`RobustTrainer(losses=...)` must return a value for each of {len(member)} "
+                    f"`RobustTrainer(losses=...)` must return a value for each of {len(groups)} "
                     f"examples, no mean, but the shape is: {tuple(parts[0].shape)}."
                 )
             if loss is None and constrained:
                 loss = values[ungrouped] if self._loss_on == "ungrouped" else values
-            if len(ungrouped):
+            if [] in groups:
                 values = tree_map_only(Tensor, lambda each: each[grouped], values)
             return values if loss is None else (loss, values)
 
@@ -516,6 +516,13 @@ def _names(value: Any) -> list[Any]:
         value = value.tolist()
     names = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
     return [name for name in names if name is not None]
+
+
+def _places(numbers: list[int]) -> Any:
+    """A slice where they follow each other, as in batches of groups: the GPU gets no index."""
+    first = numbers[0] if numbers else 0
+    own = slice(first, first + len(numbers))
+    return own if numbers == [*range(own.start, own.stop)] else numbers
 
 
 def _column(place: str, dataset: Any, name: str) -> Iterable[Any]:
