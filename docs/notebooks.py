@@ -144,7 +144,8 @@ def _drawn(figure: Any) -> tuple[bytes, bytes]:
     colours.save(small, format="png", optimize=True)
     text = re.sub(rb"[ ]+$", b"", svg.getvalue(), flags=re.MULTILINE)
     text = text.replace(b"#000000", _INK.encode())  # a line that a program draws in black
-    text = re.sub(rb"(\.\d\d)\d+", rb"\1", text)  # a hundredth of a point cannot be seen
+    # A hundredth of a point cannot be seen. Numbers between tags are text and stay whole.
+    text = re.sub(rb"<[^>]*>", lambda tag: re.sub(rb"(\.\d\d)\d+", rb"\1", tag[0]), text)
     return text, small.getvalue()
 
 

@@ -57,15 +57,17 @@ def required(project: str, *extras: str) -> dict[str, str]:
 
 
 def test_both_packages_have_one_version():
-    """Of the same release are the citation and the newest release of the changelog."""
+    """The citation, the home page and the newest release of the changelog name the same."""
     init = (ROOT / "experiments/fcco_experiments/__init__.py").read_text()
     changelog = (ROOT / "CHANGELOG.md").read_text()
+    home = (ROOT / "docs/index.md").read_text()
     found = {
         "fcco_experiments": re.findall(r'^__version__ = "(.+)"', init, re.MULTILINE),
         "CITATION.cff": re.findall(
             r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE
         ),
         "CHANGELOG.md": re.findall(r"^## (\d.*)$", changelog, re.MULTILINE)[:1],
+        "docs/index.md": re.findall(r"^Version (\d\S+\d)", home, re.MULTILINE),
     }
     assert found == {name: [fcco.__version__] for name in found}
     assert re.findall(r"^## (.*)$", changelog, re.MULTILINE)[0] == "Unreleased"

@@ -23,8 +23,8 @@ def draw() -> list[Path]:
         for title, method in shown.items()
     )  # fmt: skip
     layouts = {
-        "demo-limit": ((860, 400), ((0.075, 0.15, 0.4, 0.72), (0.58, 0.15, 0.4, 0.72))),
-        "demo-limit-narrow": ((400, 720), ((0.16, 0.58, 0.8, 0.36), (0.16, 0.08, 0.8, 0.36))),
+        "demo-limit": ((860, 400), ((0.085, 0.15, 0.385, 0.72), (0.58, 0.15, 0.385, 0.72))),
+        "demo-limit-narrow": ((400, 720), ((0.18, 0.58, 0.75, 0.36), (0.18, 0.08, 0.75, 0.36))),
     }
     drawn = []
     for name, (size, places) in layouts.items():

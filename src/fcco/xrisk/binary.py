@@ -308,7 +308,7 @@ class AveragePrecision(BinaryRisk):
     sums are estimated as class sizes times means over the class, without bias for any number
     of positives above one.
 
-    **Train with cross-entropy first** (`fcco.xrisk.warm_start`). The gradient of AP comes from the
+    Train with cross-entropy first (`fcco.xrisk.warm_start`). The gradient of AP comes from the
     top of the list: from random weights it learns slowly or not at all.
 
     Args:
