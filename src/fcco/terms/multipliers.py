@@ -134,7 +134,8 @@ class MultiplierTerm(ConstraintTerm):
         blocks = (tracked.u.shape[0] or 1) if present is None else tracked.number
         slope = slope * (number / blocks)
         part = part if present is None else torch.where(present, part, 0)
-        return tracked.as_loss(slope @ part, slope)
+        # No `@`, which autocast rounds to bfloat16.
+        return tracked.as_loss(torch.dot(slope, part), slope)
 
     def _slopes(self, at: Any, u: Array) -> tuple[Array, Array]:
         """The c_i of some constraints at u_i, and u_i minus the limit that c_i is for."""
