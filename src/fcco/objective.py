@@ -529,8 +529,8 @@ class Compositional(CheckedState):
         name, given = ("gradient=", gradient) if callable(function) else ("function", function)
         return (
             f"`{type(self).__name__}` needs a function that runs the model, here or at the "
-            f"previous parameters, but `{name}` is: {type(given).__name__}. Write `lambda:` before "
-            "it, `objective(lambda: losses_of(model(x), y), index)`."
+            f"previous parameters, but `{name}` is: {type(given).__name__}. Write "
+            "`objective(lambda: losses_of(model(x), y), index)`, with `lambda:` before it."
         )
 
     def _pooled_values(

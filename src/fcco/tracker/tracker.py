@@ -396,9 +396,13 @@ class InnerTracker(KeepsPrecision):
             values = values.squeeze(1)
         if values.shape != shape:
             each = f"one row per {'entry' if blocks.sample_of_entry is None else 'row'} of `index`"
-            hint = "" if values.dim() else (
-                " Return the losses of the samples themselves, not their mean: `cross_entropy("
-                'model(x), y, reduction="none")`; for limits, the pair (loss, values).'
+            hint = (
+                ""
+                if values.dim()
+                else (
+                    " Return the losses of the samples themselves, not their mean: `cross_entropy("
+                    'model(x), y, reduction="none")`; for limits, the pair (loss, values).'
+                )
             )
             if blocks.inverse is None:
                 each = "one row for each group or limit in order, because the call has no `index`"
