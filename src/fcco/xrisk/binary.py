@@ -213,13 +213,7 @@ class BinaryRisk(ScoreRisk):
             return np.arange(len(y)), y
         ids = self._read_index(index, len(known))
         if len(ids) != len(y):
-            hint = (
-                ""
-                if index is not None
-                else (
-                    ", all of the training set: give the numbers of these rows as `index`, after labels"
-                )
-            )
+            hint = "" if index is not None else " (of all rows): give the numbers of these rows"
             raise ValueError(
                 f"`{name}`: `labels` hold {len(y)} samples, but `index` {len(ids)}{hint}."
             )
