@@ -132,6 +132,8 @@ def test_sampled_constraints_are_taken_or_refused(method):
     ("sonex", PENALTY | {"limits": 0}, "at least 1"),
     ("sonex", PENALTY | {"smoothing": None}, "must be a number"),
     ("alexr", CASES["alexr"] | {"limits": "gap"}, "a dict of limits"),
+    ("sonex", PENALTY | {"limits": 0.5}, "a dict of limits"),
+    ("sonex", PENALTY | {"limits": [0.5, 0.5, 0.5]}, "a dict of limits"),
     ("sonex", PENALTY | {"outer": fcco.outer.Hinge()}, "has its own weight"),
     ("sonex", {"outer": fcco.outer.CVaR(0.5), "smoothing": 0.1}, "dim=...)` is needed"),
     ("sonex", PENALTY | {"tolerance": fcco.Equal(0.0), "margin": 0.1}, "margin"),
@@ -213,7 +215,7 @@ def test_report_of_tracked_and_of_given_values():
         model, torch.optim.SGD(model.parameters(), lr=0.1), 3, "sonex", penalty=6.0, smoothing=0.1,
         tolerance=0.2, margin=0.05, gamma=1.0,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="no constraint has been seen"):
+    with pytest.raises(ValueError, match="needs values"):
         objective.report()
     take_step(objective, lambda: (0 * model.w.sum(), model.w))
     report = objective.report()

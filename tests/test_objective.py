@@ -256,8 +256,11 @@ def test_the_loss_in_eval_mode_is_that_of_the_batch():
 WRONG = {
     "nothing": (lambda m: None, "given: NoneType"),
     "three": (lambda m: (m.w, m.w, m.w), "tuple of 3"),
-    "loss is no tensor": (lambda m: (1.0, {"a": m.w, "b": m.w}), "the loss is: float"),
-    "loss has two axes": (lambda m: (m.w.view(2, 1), {"a": m.w, "b": m.w}), "per-sample"),
+    "loss is no tensor": (lambda m: (1.0, {"a": m.w, "b": m.w}), "must be a tensor but is: float"),
+    "loss has two axes": (
+        lambda m: (m.w.view(2, 1), {"a": m.w, "b": m.w}),
+        r"one for each sample, shape \(N,\)",
+    ),
     "no terms": (lambda m: m.w, "needs inner values by term but was given: Param"),
     "unknown term": (lambda m: {"a": m.w, "c": m.w}, r"given: \['a', 'c'\]"),
     "second of bad shape": (lambda m: {"a": m.w, "b": m.w[:1]}, r"must have shape \(2,\)"),

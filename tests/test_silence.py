@@ -491,6 +491,8 @@ def test_groups_have_names():
             fcco.CVaRGroupDRO(model, sgd(model), number, ratio=0.5, names=wrong)
     with pytest.raises(TypeError, match=r"such as 0\.2"):
         fcco.CVaRGroupDRO(model, sgd(model), names=names)
+    with pytest.raises(TypeError, match=r"`ration` .*`ratio`"):
+        fcco.CVaRGroupDRO(model, sgd(model), names=names, ration=0.5)
     with pytest.raises(TypeError, match="num_groups or names"):
         fcco.CVaRGroupDRO(model, sgd(model), ratio=0.5)
 

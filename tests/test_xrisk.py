@@ -935,7 +935,7 @@ def test_settings_are_refused_in_the_words_of_the_call(call, options, words):
         ((Y[:5], np.arange(20, 25)), IndexError, "reaches from 20 to 24"),
         ((Y[:5], np.arange(5.0)), ValueError, "integers"),
         ((Y[:5], np.arange(4)), ValueError, "`index`"),
-        ((Y[:5], None), ValueError, "no `index`"),
+        ((Y[:5], None), ValueError, "numbers of these rows"),
         ((1 - Y, None), ValueError, "differ from those of the training set"),
         ((np.stack([Y, Y], 1), None), ValueError, "shape"),
     ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +86,16 @@ def meant(name: str, names: Collection[str]) -> str:
     """A question for a misspelt name; empty when no name is near."""
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean `{near[0]}`?" if near else ""
+
+
+def known(call: str, given: Collection[str], settings: Sequence[str]) -> None:
+    """Raise if a keyword of a call is none of its settings."""
+    for name in given:
+        if name not in settings:
+            raise TypeError(
+                f"`{call}` has no such setting: `{name}` ({meant(name, settings) or 'unknown'}). "
+                f"Settings: {', '.join(settings)}."
+            )
 
 
 def one_of(call: str, name: str, value: Any, allowed: tuple[str, ...]) -> None:

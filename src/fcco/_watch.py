@@ -54,7 +54,7 @@ FAULTS = {
     "detached": "What your function returned has no gradient, in training mode: is it from "
     "`.detach()`, `.item()` or `torch.no_grad()`, or is the model frozen? For an evaluation call "
     "`objective.eval()` first.",
-    "constant": "The inner values{of} had no gradient in {calls} calls, and nothing moves them. A "
+    "constant": "The values{of} had no gradient in {calls} calls, and nothing moves them. A "
     "rate or an accuracy needs a stand-in that has one, `fcco.Measured(value, surrogate)`.",
     "unequal": "The batches hold group {often} {times:.1f} times as often as group {seldom}, and "
     "so they count. Draw all equally, {first}`DataLoader({data}, batch_sampler="

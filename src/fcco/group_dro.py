@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -126,6 +127,10 @@ class CVaRGroupDRO(GroupObjective):
     ) -> None:
         named = None if names is None else tuple(names)
         number: Any = len(named) if named and num_groups is None else num_groups
+        if table:
+            settings = [*inspect.signature(CVaRGroupDRO).parameters][2:-1]
+            settings += ["on_nonfinite", "dtype", "device"]
+            _checks.known("CVaRGroupDRO", table, settings)
         if number is None or ratio is None:
             raise TypeError("`CVaRGroupDRO` needs num_groups or names, and a ratio, such as 0.2.")
         _checks.integer("CVaRGroupDRO", "num_groups", number, 1)

@@ -48,6 +48,8 @@ def split(result: Any) -> tuple[Tensor | None, Any]:
             "Your function must return values or a pair (loss, values) but returned a tuple of "
             f"{len(result)}. Several values are one tensor, `torch.stack(...)`, or a dict by name."
         )
+    if isinstance(result[0], Mapping) and isinstance(result[1], Tensor):
+        raise TypeError("Your function must return the pair (loss, values): the loss comes first.")
     return result
 
 
@@ -144,10 +146,11 @@ def mean_loss(loss: Any, group: Group | None = None, *, check: bool = False) -> 
     With `check`, NaN and infinity are refused on all ranks together.
     """
     if not isinstance(loss, Tensor):
-        raise TypeError(f"The loss g0 must be a tensor but the loss is: {type(loss).__name__}.")
+        raise TypeError(f"The loss that you return must be a tensor but is: {type(loss).__name__}.")
     if loss.dim() > 1:
         raise ValueError(
-            f"The loss g0 must be a scalar or per-sample losses but has shape {tuple(loss.shape)}."
+            "The loss that you return must be one number or one for each sample, shape (N,), but "
+            f"has shape {tuple(loss.shape)}."
         )
     if group is None:
         if loss.numel() == 0:

@@ -530,7 +530,7 @@ class Compositional(CheckedState):
         return (
             f"`{type(self).__name__}` needs a function that runs the model, here or at the "
             f"previous parameters, but `{name}` is: {type(given).__name__}. Write "
-            "`objective(lambda: losses_of(model(x), y), index)`."
+            "`objective(lambda: losses_of(model(x), y), index)`, with `lambda:` before it."
         )
 
     def _pooled_values(

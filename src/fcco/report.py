@@ -185,6 +185,9 @@ class ConstraintReport(Report):
         )
 
 
+_NO_VALUES = "`report()` needs values: the first come with the first `optimizer.step()`."
+
+
 def group_report(
     objective: Any,
     weights: Tensor,
@@ -200,7 +203,7 @@ def group_report(
     term, tracker = objective.term, objective.term.tracker
     known = tracker.seen_rows()
     if not len(known):
-        raise ValueError("`report()` needs values: no group has been seen yet.")
+        raise ValueError(_NO_VALUES)
     losses, errors = torch.where(tracker.seen, tracker.rows, torch.nan), tracker.error()
     cap = min(1.0, 1 / (term.ratio * len(losses)))
     rows = _rows(term.names, losses, errors, weights, weights >= cap * (1 - 1e-5))
@@ -259,7 +262,7 @@ def constraint_report(
         shown_error = torch.zeros_like(error)
     excess = _largest(violation)
     if bool(excess.isnan().all()):
-        raise ValueError("`report()` needs values: no constraint has been seen yet.")
+        raise ValueError(_NO_VALUES)
     shown, limits = excess, [0.0] * tracker.num_inner
     if tracker.dim == 1:  # an excess does not tell the value: that of an equality is a distance
         limits, shown = term.limits.written(), term.values() if values is None else values
@@ -606,14 +609,14 @@ _TESTS: tuple[tuple[str, Callable[[_Facts], _Found], str, str], ...] = (
     ),
     (
         "multiplier-rising", partial(_late, moves=True),
-        "After {steps} steps {names} exceed their limits, by up to {excess:.2g}{errors}, and the "
-        "multipliers still rise.",
+        "After {steps} steps the limits of {names} are exceeded, by up to {excess:.2g}{errors}, "
+        "and the multipliers still rise.",
         "Train longer. If a later report says the same, {they}: loosen a limit that is exceeded.",
     ),
     (
         "value-constant", partial(_late, moves=False),
-        "After {steps} steps {names} exceed their limits, by up to {excess:.2g}, and their values "
-        "never changed.",
+        "After {steps} steps the limits of {names} are exceeded, by up to {excess:.2g}, and "
+        "their values never changed.",
         "A value without a gradient cannot be trained: return `fcco.Measured(value, surrogate)`.",
     ),
     (

@@ -103,8 +103,13 @@ def constrained(
         if tolerance is not None:
             raise ValueError("`constrained(limits={...})` has the limits: leave `tolerance` out.")
         tolerance = list(limits.values())
-    elif isinstance(limits, str):
-        raise ValueError(f"`constrained(limits=...)` must be a dict of limits: {limits!r}.")
+    elif isinstance(limits, (str, float)) or (
+        isinstance(limits, Iterable) and any(isinstance(each, (int, float)) for each in limits)
+    ):
+        raise ValueError(
+            "`constrained(limits=...)` must be a dict of limits by name, such as "
+            f'{{"women": 0.5}}, but is: {limits!r}.'
+        )
     names = tuple(limits) if isinstance(limits, Iterable) else None
     number: Any = limits if names is None else len(names)
     if not names:

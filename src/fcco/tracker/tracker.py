@@ -396,15 +396,25 @@ class InnerTracker(KeepsPrecision):
             values = values.squeeze(1)
         if values.shape != shape:
             each = f"one row per {'entry' if blocks.sample_of_entry is None else 'row'} of `index`"
-            if blocks.inverse is None:
-                each = "one row for each of all blocks in order, because the call has no `index`"
             hint = (
-                " Return the losses of the samples themselves, not their mean: `cross_entropy("
-                'model(x), y, reduction="none")`; for limits, the pair (loss, values).'
+                ""
+                if values.dim()
+                else (
+                    " Return the losses of the samples themselves, not their mean: `cross_entropy("
+                    'model(x), y, reduction="none")`; for limits, the pair (loss, values).'
+                )
             )
+            if blocks.inverse is None:
+                each = "one row for each group or limit in order, because the call has no `index`"
+                hint = (
+                    " For values of samples pass the group of each sample as `index`."
+                    if values.dim()
+                    else " For limits return the pair (loss, values); for groups the loss of each "
+                    "sample, and pass their groups as `index`."
+                )
             raise ValueError(
                 f"The {what}{self.of} must have shape {shape}, {each}, but have shape "
-                f"{tuple(values.shape)}.{'' if values.dim() else hint}"
+                f"{tuple(values.shape)}.{hint}"
             )
         values = values.to(self.value.device, self.value.dtype)
         samples = blocks.sample_of_entry

@@ -213,9 +213,9 @@ class BinaryRisk(ScoreRisk):
             return np.arange(len(y)), y
         ids = self._read_index(index, len(known))
         if len(ids) != len(y):
+            hint = "" if index is not None else " (of all rows): give the numbers of these rows"
             raise ValueError(
-                f"`{name}`: `labels` hold {len(y)} samples, but `index` {len(ids)} (all, where "
-                "there is no `index`)."
+                f"`{name}`: `labels` hold {len(y)} samples, but `index` {len(ids)}{hint}."
             )
         there = known[ids]
         if self.training and not ((there == y) | (np.isnan(there) & np.isnan(y))).all():

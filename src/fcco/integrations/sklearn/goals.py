@@ -347,7 +347,9 @@ class ClassifierReport:
             if len(last.groups) > SHOWN:
                 lines.append(f"... and {len(last.groups) - SHOWN} more")
         if self.objective is not None:
-            lines += ["", "training", str(self.objective)]
+            # The model that is kept has averaged weights, on which these estimates were not made.
+            title = "running estimates of the last steps (above: of the model that is kept)"
+            lines += ["", title, str(self.objective)]
         return "\n".join(lines)
 
 
