@@ -135,7 +135,7 @@ class MultiplierTerm(ConstraintTerm):
         slope = slope * (number / blocks)
         part = part if present is None else torch.where(present, part, 0)
         # No `@`, which autocast rounds to bfloat16.
-        return tracked.as_loss(torch.dot(slope, part), slope)
+        return tracked.as_loss((slope * part).sum(), slope)
 
     def _slopes(self, at: Any, u: Array) -> tuple[Array, Array]:
         """The c_i of some constraints at u_i, and u_i minus the limit that c_i is for."""
