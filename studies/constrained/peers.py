@@ -53,7 +53,9 @@ def cooper_problem(problem: Problem, model: nn.Module, penalty: float | None) ->
             self.constraint = cooper.Constraint(
                 constraint_type=cooper.ConstraintType.INEQUALITY,
                 formulation_type=formulation,
-                multiplier=getattr(cooper.multipliers, f"{kind}Multiplier")(num_constraints=number),
+                multiplier=getattr(cooper.multipliers, f"{kind}Multiplier")(
+                    num_constraints=number, device=next(model.parameters()).device
+                ),
                 penalty_coefficient=coefficient,
             )
 
