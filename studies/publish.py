@@ -130,11 +130,6 @@ def plain(rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def mean_and_std(values: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation over seeds, for JSON."""
-    return {key: round(x, 5) for key, x in zip(("mean", "std"), spread(values), strict=True)}
-
-
 def mean_std(values: Sequence[float], digits: int = 3) -> str:
     """Mean and standard deviation over seeds."""
     mean, deviation = spread(values)

@@ -36,7 +36,7 @@ def test_fleet_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     (result,) = told["results"]
     assert result["runs"] == 2 and result["rows"]["sequential"]["over_sequential"] == 1
-    assert result["steps"] == 60 * 13 and result["died"] == 0  # 1,600 rows, batches of 128
+    assert result["steps"] == 60 * 13  # 1,600 rows, batches of 128
     # Two runs as one program, beside one and one: within a factor of ten of each other.
     assert 0.1 < result["rows"]["eager"]["over_sequential"] < 10
 
@@ -162,13 +162,12 @@ def test_untuned_without_the_other_libraries(monkeypatch, capsys):
 
 
 def test_walk_command(capsys: pytest.CaptureFixture[str]) -> None:
-    walk.main(["--json"])
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(figures) == list(walk.WALKS)
-    for row in figures.values():
-        assert row["calls"] > row["switches"] >= row["files"] - 1 >= 1
-    # Three runs as one program are no longer a walk than two alone.
-    assert figures["fleet_step"]["calls"] < 2 * figures["constrained_step"]["calls"]
-    with pytest.raises(SystemExit):
-        walk.main(["sonex"])
-    assert "no walk 'sonex'; there are sonex_step" in capsys.readouterr().err
+    walk.main(["sonex_step"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(" Compositional.forward")
+    for line in lines:
+        place, name = line.split()
+        file, number = place.split(":")
+        source = (walk.SOURCE / file).read_text().splitlines()[int(number) - 1 :]
+        word = name.rpartition(".")[2]
+        assert word == "<lambda>" or any(f"def {word}(" in each for each in source[:5]), line
