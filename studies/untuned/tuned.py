@@ -93,4 +93,7 @@ def level(points: Sequence[tuple[float, float]], limit: float) -> tuple[float, f
     for (v0, f0), (v1, f1) in pairwise(points):
         if (v0 - limit) * (v1 - limit) < 0 and math.isfinite(f0 + f1 + v0 + v1):
             found.append((f0 + (f1 - f0) * (limit - v0) / (v1 - v0), limit))
-    return min(found, default=min(points)[::-1])
+    if found:
+        return min(found)
+    violation, objective = min(points)
+    return objective, violation
