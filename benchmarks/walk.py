@@ -1,30 +1,22 @@
-"""How far a reader walks through the library to follow one step.
+"""How far a reader walks through the library to follow one step: its calls, indented by depth.
 
-    python -m benchmarks.walk --json        # a table; last line: one JSON object
-    python -m benchmarks.walk sonex_step    # the calls of a walk, indented by depth: a guided tour
+    python -m benchmarks.walk sonex_step    # or constrained_step, xrisk_step
 
-A walk runs under `sys.setprofile`, which reports every Python call. Counted are calls of functions
+A walk runs under `sys.setprofile`, which reports every Python call. Shown are calls of functions
 written in a file of `fcco`: not those of torch, of the caller's own function, of generated code (a
 dataclass's `__init__`), and not comprehensions. A generator counts once, however often it resumes.
 
 Walks are warm steps (the call, backward, optimizer step, zero_grad) of `CVaRGroupDRO`, of
-`constrained(...)` without settings and of `xrisk.AveragePrecision`; an eager step of a fleet of
-three default constrained runs; and `constrained(...)` of four named limits itself.
-
-Keys of each walk in the JSON: `calls`; `files`, the distinct files among them; `switches`, how
-often a call lies in another file than the call before; `depth`, the deepest nesting of calls.
+`constrained(...)` without settings and of `xrisk.AveragePrecision`.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -79,26 +71,13 @@ def record(action: Callable[[], Any], source: Path = SOURCE) -> list[Call]:
         if code.co_flags & inspect.CO_GENERATOR:  # resuming it is another "call" of this frame
             generators.add(frame)
 
-    gc.collect()
-    gc.disable()  # finalizers of older objects are no part of the walk
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
         action()
     finally:
         sys.setprofile(before)
-        gc.enable()
     return calls
-
-
-def summary(calls: Sequence[Call]) -> dict[str, int]:
-    """The figures of a walk."""
-    return {
-        "calls": len(calls),
-        "files": len({call.file for call in calls}),
-        "switches": sum(a.file != b.file for a, b in pairwise(calls)),
-        "depth": max((call.depth for call in calls), default=0),
-    }
 
 
 def problem() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -140,30 +119,8 @@ def xrisk_step() -> list[Call]:
     return warm(stepping(optimizer, lambda: risk(lambda: model(x).squeeze(1), labels, index)))
 
 
-def fleet_step() -> list[Call]:
-    members = []
-    for _ in range(3):
-        model, optimizer = problem()
-        objective = fcco.constrained(model, optimizer, len(LIMITS))
-        members.append(fcco.fleet.Member(model, optimizer, objective))
-
-    def inner(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        values = losses(model, x)
-        return values.mean(), values.view(len(LIMITS), -1).mean(1)
-
-    fleet = fcco.fleet.Fleet(members, inner, mode="eager")
-    batch = torch.randn(len(members), len(INDEX), 5)
-    return warm(lambda: fleet.step(batch))
-
-
-def build_constrained() -> list[Call]:
-    problems = iter([problem() for _ in range(5)])
-    return warm(lambda: fcco.constrained(*next(problems), LIMITS))
-
-
 WALKS: dict[str, Callable[[], list[Call]]] = {
-    walk.__name__: walk
-    for walk in (sonex_step, constrained_step, xrisk_step, fleet_step, build_constrained)
+    walk.__name__: walk for walk in (sonex_step, constrained_step, xrisk_step)
 }
 
 
@@ -177,22 +134,10 @@ def listing(calls: Sequence[Call]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("walks", nargs="*", metavar="walk", help=", ".join(WALKS))
-    parser.add_argument("--json", action="store_true", help="no calls; last line: one JSON object")
+    parser.add_argument("walk", choices=list(WALKS))
     options = parser.parse_args(arguments)
-    if unknown := [name for name in options.walks if name not in WALKS]:
-        parser.error(f"no walk {unknown[0]!r}; there are {', '.join(WALKS)}")
     torch.manual_seed(0)
-    walks = {name: WALKS[name]() for name in options.walks or WALKS}
-    figures = {name: summary(calls) for name, calls in walks.items()}
-    print(f"{'walk':<18}" + "".join(f"{key:>10}" for key in summary([])))
-    for name, row in figures.items():
-        print(f"{name:<18}" + "".join(f"{number:>10}" for number in row.values()))
-    if options.json:
-        print(json.dumps(figures))
-        return
-    for name, calls in walks.items():
-        print(f"\n{name}\n{listing(calls)}")
+    print(listing(WALKS[options.walk]()))
 
 
 if __name__ == "__main__":

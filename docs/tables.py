@@ -166,17 +166,6 @@ def settings_networks() -> list[list[str]]:
     return [["", *found["cells"]], *rows]
 
 
-def settings_ratios() -> list[list[str]]:
-    """Trained for one ratio, measured at each; bold: the best for that ratio."""
-    found: dict[str, list[float]] = publish.table("automatic-settings")["ratios"]
-    least = [min(column) for column in zip(*found.values(), strict=True)]
-    rows = [["trained with ratio", *(f"CVaR {ratio}" for ratio in found)]]
-    for ratio, own in found.items():
-        shown = zip(own, least, strict=True)
-        rows.append([ratio, *(f"**{x:.3f}**" if x == low else f"{x:.3f}" for x, low in shown)])
-    return rows
-
-
 # Tables of `fcco compare`: a column is a figure and how it is shown, "±3" with the deviation.
 
 Figures = dict[str, dict[str, dict[str, float]]]
@@ -359,7 +348,6 @@ TABLES: dict[str, Callable[..., list[list[str]]]] = {
     "settings": settings_defaults,
     "settings-gamma": settings_gamma,
     "settings-networks": settings_networks,
-    "settings-ratios": settings_ratios,
     "settings-shape": settings_shape,
     "settings-width": settings_width,
     "paper-theory": paper.theory,

@@ -230,20 +230,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(parser, arguments, (1, 5))
     steps, problem = QUICK_STEPS if options.quick else None, f"{options.model} / {options.device}"
     runner = Runner(run, dict, options.workers, options.out)
-    jobs = {
-        name: [
-            [Job(problem, name, setting, seed, evaluations=steps)
-             for seed in range(options.seeds)]
-            for setting in grid
-        ]
+    runs = runner.each({
+        (name, k): [Job(problem, name, setting, s, evaluations=steps) for s in range(options.seeds)]
         for name, grid in METHODS.items()
-    }  # fmt: skip
-    runner([job for own in jobs.values() for some in own for job in some], "runs")
+        for k, setting in enumerate(grid)
+    })  # fmt: skip
     methods = {}
-    for name, own in jobs.items():
-        found = [runner.of(some) for some in own]
-        k = max(range(len(own)), key=lambda k: sum(min(row["dev"]) for row in found[k]))
-        methods[name] = {"setting": METHODS[name][k], "test": [row["test"] for row in found[k]]}
+    for name, grid in METHODS.items():
+        own = [runs[name, k] for k in range(len(grid))]
+        k = max(range(len(own)), key=lambda k: sum(min(row["dev"]) for row in own[k]))
+        methods[name] = {"setting": grid[k], "test": [row["test"] for row in own[k]]}
     print(publish.plain(table(methods)))
     languages = list(tweets(options.model, options.device)[0])
     result = {"languages": languages, "methods": methods}

@@ -234,10 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     problem = f"domains / {options.device} / {'small' if options.quick else 'full'}"
     runner = Runner(run, dict, options.workers, options.out)
     jobs = {name: [Job(problem, name, {}, s) for s in range(options.seeds)] for name in METHODS}
-    runner(sorted((j for own in jobs.values() for j in own), key=lambda job: job.seed), "runs")
     names, found = texts((SMALL if options.quick else FULL).length, "test")[0], {}
-    for name, own in jobs.items():
-        runs = runner.of(own)
+    for name, runs in runner.each(jobs).items():
         found[name] = {key: [each[key] for each in runs] for key in ("bits", "seconds", "weights")}
     print(publish.plain(rows_of(found)))
     result = {"domains": list(names), "methods": found}

@@ -17,7 +17,7 @@ in which rows they draw and how they weigh them:
   are on the rows' losses minus those of the model before on the same rows. `fcco` has no setting.
 
 Printed are figures on test text: the target's loss, how many domains rose by at most 0.02, how many
-of them a certificate confirms (95 % for all together), the largest rise, and solved problems.
+of them a certificate confirms (95 % for all together), and the largest rise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ from torch.nn.functional import cross_entropy, kl_div
 import fcco
 from fcco.certificate import certify
 from studies import publish
+from studies.constrained import peers
 from studies.runner import Job, Runner, command, parse
 
 ARCHIVE, TOLERANCE, TARGET = "lm_domains.tar.gz", 0.02, "gsm8k"
@@ -67,7 +68,6 @@ class Size(NamedTuple):
     length: int
     train: int | None = None
     test: int | None = None
-    solve: int = 0  # problems
 
 
 FULL, SMALL = Size(250, 16, 256, train=600), Size(12, 6, 32, 8, 6)
@@ -188,24 +188,6 @@ class Language:
         parts = [rows.take(slice(k, k + batch)) for k in range(0, len(rows.ids), batch)]
         return torch.cat([self.losses(Rows(*(each.to(self.device) for each in p))) for p in parts])
 
-    @torch.no_grad()
-    def solved(self, problems: Sequence[tuple[str, str]], batch: int = 200) -> float:
-        """The share of problems whose last number is right, answered greedily."""
-        tokenizer, right = pretrained()[0], 0
-        tokenizer.padding_side = "left"
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-        self.model.eval()
-        for start in range(0, len(problems), batch):
-            some = problems[start : start + batch]
-            given = tokenizer([question for question, _ in some], return_tensors="pt", padding=True)
-            generate: Any = self.model.generate
-            found = generate(**given.to(self.device), max_new_tokens=256, do_sample=False)
-            said = tokenizer.batch_decode(found[:, given["input_ids"].shape[1] :], True)
-            for answer, (_, truth) in zip(said, some, strict=True):
-                end = re.search(r"####\s*(-?[\d,.]*\d)", answer)
-                right += end is not None and end[1] == truth.rpartition("####")[2].strip()
-        return right / len(problems)
-
 
 @functools.cache
 def before(size: Size, device: str) -> dict[str, Tensor]:
@@ -273,106 +255,110 @@ def method(
     def batch(numbers: Tensor) -> Rows:
         return Rows(*(each.to(device) for each in rows.take(numbers)))
 
-    def descend(loss: Tensor) -> None:
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def half_guarded() -> tuple[Rows, Tensor, Tensor]:
+        """Rows of which half are of the domains, whether each is of the target, and its number."""
+        numbers = sources.share(size.rows, 0.5)
+        own = batch(numbers)
+        return own, own.domain < 0, numbers.to(device)
 
-    def replayed() -> None:
-        descend(language.losses(batch(sources.share(size.rows, setting.get("share", 0.0)))).mean())
+    def replayed() -> Tensor:
+        own = batch(sources.share(size.rows, setting.get("share", 0.0)))
+        return language.losses(own).mean()
 
-    def weighted() -> None:
-        own = batch(sources.share(size.rows, 0.5))
-        losses, target = language.losses(own), own.domain < 0
-        descend(losses[target].mean() + setting["weight"] * losses[~target].mean())
+    def weighted() -> Tensor:
+        own, target, _ = half_guarded()
+        losses = language.losses(own)
+        return losses[target].mean() + setting["weight"] * losses[~target].mean()
 
-    def anchored() -> None:
-        own = batch(sources.share(size.rows, 0.5))
-        target = own.domain < 0
+    def anchored() -> Tensor:
+        own, target, _ = half_guarded()
         logits, guarded = language.logits(own), own.take(~target)
         with torch.no_grad():
             teacher = reference.logits(guarded).log_softmax(-1)
         student = logits[~target].log_softmax(-1)
         divergence = kl_div(student, teacher, reduction="none", log_target=True).sum(-1).mean()
         loss = losses_of(logits[target], own.take(target)).mean()
-        descend(loss + setting["weight"] * divergence)
+        return loss + setting["weight"] * divergence
 
-    def softmax() -> None:
+    def softmax() -> Tensor:
         own = batch(sources.by((running / setting["temperature"]).softmax(0), size.rows))
         losses = language.losses(own)
-        descend(losses.mean())
         for k in own.domain.unique():
             seen = losses.detach()[own.domain == k].mean()
             running[k + 1] += 0.1 * (seen - running[k + 1])
+        return losses.mean()
 
-    def limited() -> None:
-        numbers = sources.share(size.rows, 0.5)
-        own = batch(numbers)
-        guarded = own.domain >= 0
+    def limited() -> Tensor:
+        own, target, numbers = half_guarded()
 
         def function() -> tuple[Tensor, Tensor]:
             losses = language.losses(own)
-            return losses[~guarded].mean(), losses[guarded]
+            return losses[target].mean(), losses[~target]
 
-        places = numbers.to(device)[guarded]
-        descend(objective(function, own.domain[guarded], rows=places))
+        return objective(function, own.domain[~target], rows=numbers[~target])
 
-    def half_guarded() -> tuple[Rows, Tensor]:
-        """Rows and their losses in the model before."""
-        numbers = sources.share(size.rows, 0.5)
-        return batch(numbers), old[numbers.to(device)]
-
-    if job.method == "Cooper":
-        return cooper_step(language, optimizer, len(names), job, half_guarded), None
-    steps: dict[str, Step] = {
+    losses_by_method: dict[str, Callable[[], Tensor]] = {
         "weighted": weighted,
         "KL": anchored,
         "softmax(loss / T)": softmax,
         "fcco": limited,
     }
-    return steps.get(job.method, replayed), objective
+    loss = losses_by_method.get(job.method, replayed)
+
+    def step() -> None:
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if job.method == "Cooper":
+
+        def rises() -> Rises:
+            own, target, numbers = half_guarded()
+            losses, index = language.losses(own), own.domain[~target].unique()
+            rise = losses - old[numbers]
+            means = torch.stack([rise[own.domain == k].mean() for k in index])
+            return Rises(losses[target].mean(), means - TOLERANCE, index)
+
+        return cooper_step(language, optimizer, len(names), setting["dual_lr"], rises), None
+    return step, objective
+
+
+class Rises(NamedTuple):
+    """The loss on the target, and how far each domain of a batch is above its limit."""
+
+    loss: Tensor
+    excess: Tensor
+    index: Tensor
+
+
+class Limits:
+    """What `peers.cooper_problem` asks of a problem."""
+
+    sampled = True
+
+    def __init__(self, number: int) -> None:
+        self.num_constraints = number
+
+    def measure(self, _: nn.Module, batch: Rises) -> tuple[Tensor, Tensor]:
+        return batch.loss, batch.excess
 
 
 def cooper_step(
     language: Language,
     optimizer: torch.optim.Optimizer,
     number: int,
-    job: Job,
-    draw: Callable[[], tuple[Rows, Tensor]],
+    dual_lr: float,
+    rises: Callable[[], Rises],
 ) -> Step:
     """Simultaneous descent and ascent on the Lagrangian, as in Cooper's first examples."""
-    import cooper  # pyright: ignore[reportMissingImports]
+    from cooper.optim import SimultaneousOptimizer  # pyright: ignore[reportMissingImports]
 
-    torch.sparse.check_sparse_tensor_invariants.disable()  # or torch warns at each step
-    device = language.device
-
-    class Limited(cooper.ConstrainedMinimizationProblem):
-        def __init__(self) -> None:
-            super().__init__()
-            self.constraint = cooper.Constraint(
-                constraint_type=cooper.ConstraintType.INEQUALITY,
-                formulation_type=cooper.formulations.Lagrangian,
-                multiplier=cooper.multipliers.IndexedMultiplier(
-                    num_constraints=number, device=device
-                ),
-            )
-
-        def compute_cmp_state(self) -> Any:
-            own, old = draw()
-            losses, target = language.losses(own), own.domain < 0
-            there = own.domain[~target].unique()
-            rises = losses - old
-            means = torch.stack([rises[own.domain == k].mean() for k in there])
-            state = cooper.ConstraintState(means - TOLERANCE, constraint_features=there)
-            observed = {self.constraint: state}
-            return cooper.CMPState(loss=losses[target].mean(), observed_constraints=observed)
-
-    problem = Limited()
-    dual = torch.optim.SGD(problem.dual_parameters(), lr=job.setting["dual_lr"], maximize=True)
-    both = cooper.optim.SimultaneousOptimizer(problem, optimizer, dual)
+    problem = peers.cooper_problem(cast(Any, Limits(number)), language.model, None)
+    dual = torch.optim.SGD(problem.dual_parameters(), lr=dual_lr, maximize=True)
+    both = SimultaneousOptimizer(problem, optimizer, dual)
 
     def step() -> None:
-        both.roll()
+        both.roll(compute_cmp_state_kwargs={"batch": rises()})
 
     return step
 
@@ -419,7 +405,6 @@ def run(job: Job) -> dict[str, Any]:
         "certified": sum(row.verdict == "pass" for row in bounds.rows),
         "seconds": seconds,
         "tokens": size.steps * size.rows * size.length,
-        "solved": language.solved(problems("test")[: size.solve]) if size.solve else None,
     }
     if objective is not None:
         found["multipliers"] = [round(row.weight, 4) for row in objective.report().rows]
@@ -435,7 +420,6 @@ def figures(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "kept": kept,
         "certified": [each["certified"] for each in runs],
         "largest_rise": rises,
-        "solved": [each["solved"] for each in runs],
         "seconds": [each["seconds"] for each in runs],
         "tokens": runs[0]["tokens"],
     }
@@ -447,19 +431,18 @@ def label(name: str, setting: dict[str, float]) -> str:
 
 def rows_of(found: dict[str, dict[str, Any]]) -> list[list[str]]:
     """A table: of each method the means over seeds, of kept domains the fewest."""
-    counted = any(share is not None for own in found.values() for share in own["solved"])
-    head = ["", "target loss", "kept", "certified", "largest rise", "seconds"]
-    rows = [[*head, "solved"] if counted else head]
+    rows = [["", "target loss", "kept", "certified", "largest rise", "seconds"]]
     for name, own in found.items():
-        row = [
-            name,
-            publish.mean_std(own["target"]),
-            f"{min(own['kept'])} of 12",
-            f"{min(own['certified'])}",
-            publish.mean_std(own["largest_rise"]),
-            f"{fmean(own['seconds']):.0f}",
-        ]
-        rows.append([*row, f"{100 * fmean(own['solved']):.1f} %"] if counted else row)
+        rows.append(
+            [
+                name,
+                publish.mean_std(own["target"]),
+                f"{min(own['kept'])} of 12",
+                f"{min(own['certified'])}",
+                publish.mean_std(own["largest_rise"]),
+                f"{fmean(own['seconds']):.0f}",
+            ]
+        )
     return rows
 
 
@@ -485,10 +468,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, k in (QUICK if options.quick else cells)
     }
     runner = Runner(run, dict, options.workers, options.out)
-    # All methods with the first seed come first: a run that is stopped has compared something.
-    runner(sorted((j for own in jobs.values() for j in own), key=lambda job: job.seed), "runs")
-    found = {name: figures(runner.of(own)) for name, own in jobs.items()}
-    first = runner.of(next(iter(jobs.values())))[0]["target_before"]
+    runs = runner.each(jobs)
+    found = {name: figures(own) for name, own in runs.items()}
+    first = next(iter(runs.values()))[0]["target_before"]
     print(f"target loss before: {first:.3f}\n" + publish.plain(rows_of(found)))
     result = {"before": first, "tolerance": TOLERANCE, "methods": found}
     publish.conclude(options, "no-regressions", result, device=options.device)

@@ -1,9 +1,4 @@
-"""Results as files of docs/results and as tables: what was measured, with what, at which commit.
-
-    python -m studies.publish     # which commit made the runs that pages read
-
-Those runs were published without it: git tells the commit of their file.
-"""
+"""Results as files of docs/results and as tables: what was measured, with what, at which commit."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import functools
 import gzip
 import json
 import math
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -136,11 +130,6 @@ def plain(rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def mean_and_std(values: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation over seeds, for JSON."""
-    return {key: round(x, 5) for key, x in zip(("mean", "std"), spread(values), strict=True)}
-
-
 def mean_std(values: Sequence[float], digits: int = 3) -> str:
     """Mean and standard deviation over seeds."""
     mean, deviation = spread(values)
@@ -152,19 +141,3 @@ def ahead_by(one: Sequence[float], other: Sequence[float], digits: int = 3) -> s
     gap = paired(one, other)
     text = f"{gap.mean:+.{digits}f} ± {gap.high - gap.mean:.{digits}f}"
     return f"**{text}**" if gap.decided else text
-
-
-def commit_of(file: Path) -> str:
-    """The commit that last changed a file."""
-    words = ["git", "-C", str(file.parent), "log", "-1", "--format=%h", "--", file.name]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def main() -> None:
-    for name in ("group-dro", "identities", "small-batches", "xrisk"):
-        files = {file.name: commit_of(file) for file in sorted((RESULTS / name).glob("*.jsonl.gz"))}
-        write(RESULTS / name, {"runs": files})
-
-
-if __name__ == "__main__":
-    main()

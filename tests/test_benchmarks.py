@@ -13,10 +13,11 @@ import torch
 from benchmarks import fleet, walk
 from benchmarks.timing import Timings
 from studies.constrained.convex import Segments
+from studies.constrained.training import Figures
 from studies.runner import Job, Runner
 from studies.untuned import __main__ as untuned
 from studies.untuned import constraints, settings, tuned
-from studies.untuned.constraints import Figures, Variant
+from studies.untuned.constraints import Variant
 
 # Fleets.
 
@@ -35,7 +36,7 @@ def test_fleet_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     (result,) = told["results"]
     assert result["runs"] == 2 and result["rows"]["sequential"]["over_sequential"] == 1
-    assert result["steps"] == 60 * 13 and result["died"] == 0  # 1,600 rows, batches of 128
+    assert result["steps"] == 60 * 13  # 1,600 rows, batches of 128
     # Two runs as one program, beside one and one: within a factor of ten of each other.
     assert 0.1 < result["rows"]["eager"]["over_sequential"] < 10
 
@@ -103,15 +104,11 @@ def test_reading_at_equal_violation():
     assert tuned.level(path, -0.01) == pytest.approx((0.40, -0.005))  # not reached: the least
 
 
-def test_figures_of_ours_and_of_the_tuned(monkeypatch):
-    chosen = {"docs": [("SONEX", {"dual_lr": 1.0}), ("ALEXR", {"lr": 1.0})]}
-    monkeypatch.setattr(tuned, "CONSTRAINTS", chosen)
+def test_figures_of_ours_and_of_the_tuned():
     entries = [e for e in untuned.plan([10, 11], False) if e.problem == "docs"]
 
-    def end(job: Job) -> Figures:  # seed 11 is worse by 0.02, the second tuned method by 0.1
-        violation = 0.004 + job.shift
-        objective = 0.5 - 10 * job.shift + 0.02 * (job.seed - 10) + 0.1 * (job.method == "ALEXR")
-        return Figures(objective, violation)
+    def end(job: Job) -> Figures:  # seed 11 is worse by 0.02
+        return Figures(0.5 - 10 * job.shift + 0.02 * (job.seed - 10), 0.004 + job.shift)
 
     runner = Runner(end, Figures, show=None)
     runner([job for entry in entries for jobs in entry.jobs.values() for job in jobs], "runs")
@@ -123,11 +120,11 @@ def test_figures_of_ours_and_of_the_tuned(monkeypatch):
 
 
 def test_the_quantile_by_hand_weighs_the_worst_groups():
-    losses = torch.arange(10.0, requires_grad=True)
-    objective = settings.METHODS["EMA + quantile"](None, None, 10, ratio=0.2)
-    objective(lambda: losses, torch.arange(10)).backward()
+    losses = torch.arange(20.0, requires_grad=True)
+    objective = settings.METHODS["EMA + quantile"](None, None, 20)
+    objective(lambda: losses, torch.arange(20)).backward()
     assert losses.grad is not None
-    torch.testing.assert_close(losses.grad, torch.tensor([0.0] * 8 + [0.5] * 2))  # 1/(r n)
+    torch.testing.assert_close(losses.grad, torch.tensor([0.0] * 17 + [1 / 3] * 3))  # 1/(r n)
 
 
 def test_a_tabular_network_fits_every_group():
@@ -135,8 +132,7 @@ def test_a_tabular_network_fits_every_group():
     end = settings.run(Job("tabular MLP", "uniform", setting, 0))["cvar"]
     # Before training: the CVaR of fair coins is ln 2.
     start = settings.run(Job("tabular MLP", "uniform", {"lr": 1e-9}, 0, evaluations=1))["cvar"]
-    assert end["0.15"] < 0.05 and start["1.0"] == pytest.approx(math.log(2), abs=0.05)
-    assert list(end.values()) == sorted(end.values(), reverse=True)
+    assert end < 0.05 and start == pytest.approx(math.log(2), abs=0.05)
 
 
 def test_untuned_command(capsys, tmp_path):
@@ -150,27 +146,28 @@ def test_untuned_command(capsys, tmp_path):
 
 
 def test_untuned_without_the_other_libraries(monkeypatch, capsys):
-    """Also where the best tuned method is one of theirs."""
+    """What needs one of them is left out, with a note."""
     for module in ("cooper", "humancompatible.train.dual_optim"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert tuned.CONSTRAINTS["docs"][0][0].startswith("Cooper")
-    untuned.main(["--quick", "--json", "--workers", "1", "--only", "^docs:.tuned"])
+    assert tuned.CONSTRAINTS["convex"][0].startswith("Cooper")
+    assert not any("Cooper" in each.method for each in untuned.plan([10], False))
+    untuned.main(["--quick", "--json", "--workers", "1", "--only", "^(docs|convex): tuned"])
     told = capsys.readouterr()
     found = json.loads(told.out.splitlines()[-1])
-    assert found["constraints"]["docs"]["tuned"]["method"] == "ALEXR"
+    assert list(found["constraints"]) == ["docs"]
+    assert found["constraints"]["docs"]["tuned"]["method"] == "SONEX"
     for name in ("Cooper", "HCT"):
         (note,) = [each for each in found["left_out"] if each.startswith(name)]
         assert "not installed" in note and note in told.err
 
 
 def test_walk_command(capsys: pytest.CaptureFixture[str]) -> None:
-    walk.main(["--json"])
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert list(figures) == list(walk.WALKS)
-    for row in figures.values():
-        assert row["calls"] > row["switches"] >= row["files"] - 1 >= 1
-    # Three runs as one program are no longer a walk than two alone.
-    assert figures["fleet_step"]["calls"] < 2 * figures["constrained_step"]["calls"]
-    with pytest.raises(SystemExit):
-        walk.main(["sonex"])
-    assert "no walk 'sonex'; there are sonex_step" in capsys.readouterr().err
+    walk.main(["sonex_step"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(" Compositional.forward")
+    for line in lines:
+        place, name = line.split()
+        file, number = place.split(":")
+        source = (walk.SOURCE / file).read_text().splitlines()[int(number) - 1 :]
+        word = name.rpartition(".")[2]
+        assert word == "<lambda>" or any(f"def {word}(" in each for each in source[:5]), line

@@ -97,9 +97,6 @@ def objective_of(
         options: Any = {name: setting[key] for name, key in names.items()}
         options["inner_steps"] = int(setting["round_steps"])
         return fcco.constrained(model, torch.optim.SGD(weights, lr=lr), n, "icppac", **options)
-    if entry.name == "OOA-KL":
-        step = setting["weight_lr"]
-        return fcco.methods.ooa(model, optimizer, n, ratio=problem.ratio, step=step)
     if entry.name == "ALEXR2":
         optimizer = fcco.optim.ProximalPoint(
             optimizer, setting["nu"], setting["eta"], int(setting["inner_steps"])
@@ -225,7 +222,7 @@ def test_settings_are_chosen_on_the_tuning_seeds() -> None:
 
 def test_command_with_other_processes() -> None:
     """As a user starts it: workers cannot import what only the command's own module has."""
-    words = "--quick --json --workers 2 --problems S1 --methods SONX SONEX --settings 4"
+    words = "--quick --json --workers 2 --problems S1 --methods SONX SONEX"
     command = [sys.executable, "-m", "studies.convergence", *words.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     found = json.loads(done.stdout.splitlines()[-1])

@@ -1,1 +1,1 @@
-"""Constrained training: our methods, Cooper and humancompatible-train, all tuned."""
+"""Constrained problems, methods of other libraries, and what mini-batches do to a penalty."""

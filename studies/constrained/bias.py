@@ -1,18 +1,25 @@
 """How wrong a penalty on mini-batch values is, against the batch size, in a real run.
 
+    python -m studies.constrained.bias --publish
+    python -m studies.constrained.bias --quick --json     # two sizes, few steps
+
 At each of the last steps of a training run the penalised quantity is computed three ways: from all
 data (the truth), from the batch, and from the running estimates of the same run. What is shown is
-the mean difference to the truth over steps and constraints.
+the mean difference to the truth over steps and constraints, on COMPAS.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 import torch
+from fcco_experiments.data import MissingData
 from torch.nn.functional import relu
 
 import fcco
+from studies import publish
+from studies.runner import command, parse, short
 
 from .fairness import RocFairness
 from .problems import adam
@@ -65,3 +72,19 @@ def _one(problem: RocFairness, steps: int, seed: int) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad()
     return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = command("constrained.bias", __doc__)
+    options = parse(parser, arguments, (1, 1))
+    try:
+        problem = RocFairness.load("compas")
+    except (MissingData, FileNotFoundError) as reason:
+        parser.exit(1, f"{short(reason)}\n")
+    found = measure(problem, SIZES[:2], 40) if options.quick else measure(problem)
+    print(publish.plain([[name, *(f"{x:.4g}" for x in row)] for name, row in found.items()]))
+    publish.conclude(options, "constrained-bias", {"bias": found})
+
+
+if __name__ == "__main__":
+    main()

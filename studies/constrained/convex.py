@@ -1,4 +1,4 @@
-"""Two convex problems on generated data, with optima that cvxpy finds in a test."""
+"""Two convex problems on generated data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class GroupLosses(Stated):
     population and 8 of each group: the noise of a value is about 0.2.
     """
 
-    optimum = 0.380155
     num_constraints = 10
     samples, features = 200, 20
     batch_size, per_group = 64, 8
@@ -90,7 +89,6 @@ class Segments(Stated):
     A batch has 64 rows for the loss, and 4 rows of each of 64 segments.
     """
 
-    optimum = 0.194965
     sampled = True
     num_constraints = 1000
     samples, features = 20, 20  # rows of a segment

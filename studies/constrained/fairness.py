@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from .problems import Batch, Problem, Schedule, Score
 
-Form = Literal["signed", "absolute", "pairs"]
+Form = Literal["signed", "pairs"]
 THRESHOLDS = (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
 
 
@@ -66,11 +66,6 @@ class RocFairness(Problem):
         """The problem on all training rows, from files that are there: nothing is fetched."""
         return cls(load(name, download=False, validation=0.0).train)
 
-    @property
-    def limit(self) -> float:
-        """The gap that training allows."""
-        return self.kappa + self.shift
-
     def model(self) -> nn.Module:
         return nn.Sequential(
             nn.Linear(self.inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(),
@@ -93,8 +88,8 @@ class RocFairness(Problem):
     def stated(self, form: Form) -> Self:
         """The constraints in another form.
 
-        `"signed"`, two for each gap, is unbiased; `"absolute"` is |gap| - kappa; `"pairs"` are the
-        two rates whose gap counts, without the shift.
+        `"signed"` are two for each gap, `"pairs"` the two rates whose gap counts, without the
+        shift.
         """
         other = copy.copy(self)
         other.form = form
@@ -125,6 +120,4 @@ class RocFairness(Problem):
         if self.form == "pairs":
             return torch.stack([rates[:2].flatten(), rates[2:].flatten()], dim=1)
         gaps = (rates[:2] - rates[2:]).flatten()
-        if self.form == "absolute":
-            return gaps.abs() - self.limit
-        return torch.cat([gaps, -gaps]) - self.limit
+        return torch.cat([gaps, -gaps]) - (self.kappa + self.shift)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .problems import Batch, Builder, Problem, Setting, Stepper, adam
+from .problems import Batch, Builder, Problem, Setting, Stepper, adam, training_step
 
 _MODULES = {"Cooper": "cooper", "HCT": "humancompatible.train.dual_optim"}
 
@@ -53,7 +53,9 @@ def cooper_problem(problem: Problem, model: nn.Module, penalty: float | None) ->
             self.constraint = cooper.Constraint(
                 constraint_type=cooper.ConstraintType.INEQUALITY,
                 formulation_type=formulation,
-                multiplier=getattr(cooper.multipliers, f"{kind}Multiplier")(num_constraints=number),
+                multiplier=getattr(cooper.multipliers, f"{kind}Multiplier")(
+                    num_constraints=number, device=next(model.parameters()).device
+                ),
                 penalty_coefficient=coefficient,
             )
 
@@ -72,8 +74,8 @@ def cooper_method(order: str, problem: Problem, model: nn.Module, setting: Setti
         order: the class of the optimizer without "Optimizer".
         problem: the problem.
         model: its model.
-        setting: `dual_lr`; `penalty` for the augmented Lagrangian; `kp` and `nu` for nuPI;
-            `dual_decay`, whether the dual learning rate follows the primal schedule.
+        setting: `dual_lr`; `penalty` for the augmented Lagrangian; `dual_decay`, whether the dual
+            learning rate follows the primal schedule.
     """
     from cooper import optim
 
@@ -85,9 +87,6 @@ def cooper_method(order: str, problem: Problem, model: nn.Module, setting: Setti
         dual = optim.ExtraSGD(parameters, lr=lr, maximize=True)
     else:
         primal, dual = adam(problem, model), torch.optim.SGD(parameters, lr=lr, maximize=True)
-    if "kp" in setting:
-        own = {"Kp": setting["kp"], "ema_nu": setting["nu"]}
-        dual = optim.nuPI(parameters, lr=lr, maximize=True, **own)
     optimizer = getattr(optim, f"{order}Optimizer")(constrained, primal, dual)
 
     def step(batch: Batch) -> None:
@@ -108,48 +107,36 @@ def hct_method(kind: str, problem: Problem, model: nn.Module, setting: Setting) 
         kind: name of the class.
         problem: the problem.
         model: its model.
-        setting: options of the class, with `moreau` (mu of the wrapper around the primal
-            optimizer) and `dual_decay` (whether the dual step follows the primal schedule).
+        setting: options of the class, of PBM the number of `epochs` too.
     """
     from humancompatible.train import dual_optim
 
-    options = dict(setting)
-    decay, moreau = options.pop("dual_decay", False), options.pop("moreau", None)
-    number = problem.num_constraints
+    options, number = dict(setting), problem.num_constraints
     if kind == "PBM":
         options["epoch_length"] = max(1, problem.schedule.evaluations // options.pop("epochs"))
     if kind in ("ALM", "nuPI"):
-        options = {"is_ineq": True, "dual_range": (0.0, 1e4), **options}  # it would clamp at 100
-    dual = getattr(dual_optim, kind)(m=number, **options)
-    primal = optimizer = adam(problem, model)
-    if moreau is not None:
-        optimizer = dual_optim.MoreauEnvelope(primal, **moreau)
+        options["is_ineq"] = True
+    dual, primal = getattr(dual_optim, kind)(m=number, **options), adam(problem, model)
 
     def full(values: Tensor, index: Tensor | None) -> Tensor:
         return values if index is None else torch.zeros(number).index_put((index,), values)
 
-    def step(batch: Batch) -> None:
+    def loss(batch: Batch) -> Tensor:
         loss, values = problem.measure(model, batch)
-        dual.forward_update(loss, full(values, batch.index)).backward()
-        optimizer.step()
-        primal.zero_grad()
+        return dual.forward_update(loss, full(values, batch.index))
 
-    return Stepper(step, [primal, dual] if decay else [primal])
+    return Stepper(training_step(primal, loss), [primal])
 
 
 _METHODS: dict[str, Builder] = {
     "Cooper simultaneous": partial(cooper_method, "Simultaneous"),
     "Cooper alternating": partial(cooper_method, "AlternatingDualPrimal"),
     "Cooper augmented": partial(cooper_method, "AlternatingDualPrimal"),
-    "Cooper augmented |gap|": partial(cooper_method, "AlternatingDualPrimal"),
-    "Cooper nuPI": partial(cooper_method, "AlternatingDualPrimal"),
     "Cooper extrapolation": partial(cooper_method, "ExtrapolationConstrained"),
     "HCT ALM": partial(hct_method, "ALM"),
-    "HCT ALM |gap|": partial(hct_method, "ALM"),
     "HCT nuPI": partial(hct_method, "nuPI"),
     "HCT PBM": partial(hct_method, "PBM"),
     "HCT SSG": partial(hct_method, "SSG"),
-    "HCT Moreau": partial(hct_method, "ALM"),
 }
 
 

@@ -58,14 +58,12 @@ class Problem(abc.ABC):
         num_constraints: m.
         sampled: whether a batch holds some of the constraints only.
         shift: training is for g_i(w) <= shift (a margin when negative), the score is for 0.
-        optimum: the objective of the solution, where it is known.
     """
 
     schedule: Schedule
     num_constraints: int
     sampled = False
     shift = 0.0
-    optimum: float | None = None
 
     @abc.abstractmethod
     def model(self) -> nn.Module:
@@ -215,13 +213,11 @@ class Stepper:
         step: trains on one batch.
         optimizers: their learning rates are multiplied by the schedule's factor.
         gradients: gradient evaluations of one step.
-        extra_forwards: passes without gradient of one step, beside those.
     """
 
     step: Callable[[Batch], None]
     optimizers: list[torch.optim.Optimizer]
     gradients: int = 1
-    extra_forwards: int = 0
     _initial: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:

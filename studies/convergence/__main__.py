@@ -23,21 +23,19 @@ from .methods import ENTRIES
 from .problems import PROBLEMS
 from .tuning import OUTPUTS, Budget, accuracies, run
 
-FULL, QUICK = Budget(128, 40_000, 5, 9), Budget(16, 400, 3, 5)
+FULL, QUICK = Budget(32, 40_000, 5, 9), Budget(16, 400, 3, 5)
 
 
 def plan(options: argparse.Namespace) -> list[Job]:
     """All pairs of a method and a problem where it is legal; those that take longest first."""
-    budget = QUICK if options.quick else FULL
-    budget = replace(budget, settings=options.settings or budget.settings)
-    found = []
+    budget, found = QUICK if options.quick else FULL, []
     for name in sorted(options.problems, key=lambda name: PROBLEMS[name].kind != "cvar"):
         problem, own = PROBLEMS[name], budget
         if problem.kind == "cvar" and not options.quick:
             # A step costs thrice as much: the threshold is exact.
             own = replace(budget, steps=budget.steps // 2)
         methods = [m for m in options.methods if ENTRIES[m].legal(problem)]
-        found += [Job(name, method, asdict(own), options.seed) for method in methods]
+        found += [Job(name, method, asdict(own), 0) for method in methods]
     return found
 
 
@@ -79,8 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--problems", nargs="*", choices=list(PROBLEMS), default=list(PROBLEMS))
     add("--methods", nargs="*", choices=list(ENTRIES), default=list(ENTRIES))
-    add("--seed", type=int, default=0, help="of the settings and of the noise")
-    add("--settings", type=int, help="per method instead of 128 (16)")
     options = parse(parser, arguments, (1, 1))
     runner, jobs = Runner(run, dict, options.workers, options.out), plan(options)
     found = collect(list(zip(jobs, runner(jobs, "race"), strict=True)))

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fcco.methods import Icppac
 from fcco.outer import CVaR, Hinge, SquaredHinge
-from fcco.rules.group_weights import mirror_ascent
 from fcco.rules.proximal import proximal_step
 from fcco.tracker import theory_correction, track
 
@@ -111,10 +110,7 @@ class Tracking(Runs):
 
 
 class SingleLoop(Tracking):
-    """w, u, v of A0: read the old u, average with weight `beta` where there is one.
-
-    ALEXR, which has a `theta`, reads the new u, with the gradient of a second batch.
-    """
+    """w, u, v of A0: read the old u, average with weight `beta` where there is one."""
 
     def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
         super().__init__(problem, h, seeds)
@@ -124,10 +120,7 @@ class SingleLoop(Tracking):
         blocks = self.blocks(batch)
         table = self.tracked(self.w, batch, blocks)
         # The threshold of CVaR, too, is that of the table which the gradient reads.
-        if "theta" in self.h:
-            gradient = self.estimate(self.w, other, table, blocks)
-        else:
-            gradient = self.estimate(self.w, batch, self.u, blocks)
+        gradient = self.estimate(self.w, batch, self.u, blocks)
         if "beta" in self.h:
             first = self.v is None
             self.v = gradient = gradient if first else torch.lerp(self.v, gradient, self.h["beta"])
@@ -168,27 +161,6 @@ class DoubleLoop(Tracking):
         # A round starts at z_{-1} = z_0 = w.
         self.z = torch.where(ends, self.w, self.z)
         self.previous = torch.where(ends, self.w, self.previous)
-
-
-class Online(Runs):
-    """OOA on CVaR: mirror ascent on the group weights p, then descent on w with the new p."""
-
-    def __init__(self, problem: Problem, h: Values, seeds: int) -> None:
-        super().__init__(problem, h, seeds)
-        self.cap = 1 / (problem.ratio * problem.total)
-        self.p = self.w.new_full((*self.w.shape[:-1], problem.total), 1 / problem.total)
-        self.v: Tensor | None = None
-
-    def step(self, batch: Batch, other: Batch) -> None:
-        """One step of each player; the scale n/B1 makes the sampled vectors unbiased."""
-        blocks = self.blocks(batch)
-        scale = self.problem.total / blocks.shape[-1]
-        values = self.problem.values(self.w, batch) * scale
-        ascent = torch.zeros_like(self.p).scatter(-1, blocks, self.h["weight_lr"] * values)
-        self.p = mirror_ascent(self.p, ascent, 1.0, self.cap, "kl")
-        gradient = self.gradient(self.w, batch, self.p.gather(-1, blocks) * scale)
-        self.v = gradient if self.v is None else torch.lerp(self.v, gradient, self.h["beta"])
-        self.w = self.w - self.h["lr"] * self.v
 
 
 class Lagrangian(Runs):
@@ -252,7 +224,6 @@ class Entry:
         tunes: the hyperparameters, searched over the ranges of `tuning`; of a squared hinge the
             weight as the loop `gain`, of an envelope the smoothing as its `width`.
         kinds: the kinds of problem it can solve.
-        convex: the problem must be.
         scale: factor of the range of step sizes; 10 where no penalty multiplies the gradient.
         batches: independent batches per step.
         all_blocks: it cannot sample blocks.
@@ -263,7 +234,6 @@ class Entry:
     runs: Callable[[Problem, Values, int], Runs]
     tunes: tuple[str, ...]
     kinds: tuple[str, ...] = ("sum", "cvar", "constrained")
-    convex: bool = False
     scale: float = 1.0
     batches: int = 1
     all_blocks: bool = False
@@ -283,13 +253,13 @@ class Entry:
 
     def legal(self, problem: Problem) -> bool:
         """Whether a problem meets the method's assumptions."""
-        return problem.kind in self.kinds and (problem.convex or not self.convex)
+        return problem.kind in self.kinds
 
 
 def with_correction(problem: Problem, h: Values) -> Values:
     """Replace choices by the weight of the correction.
 
-    `correction` is 1 for auto, 2 for theory; `theta`, of ALEXR, 0 for the theory's, else theta.
+    `correction` is 1 for auto, 2 for theory; `theta`, of ALEXR2, 0 for the theory's, else theta.
     """
     n, blocks = problem.total, problem.blocks
     if "correction" in h:
@@ -304,7 +274,6 @@ def with_correction(problem: Problem, h: Values) -> Values:
 
 
 _TRACKS = ("lr", "gamma", "correction")
-_SQUARED: Any = {"kinds": ("constrained",)}
 _LIST = (
     Entry("SONEX", SingleLoop, (*_TRACKS, "beta", "width")),
     Entry("SONX", SingleLoop, _TRACKS),
@@ -313,10 +282,7 @@ _LIST = (
         "ALEXR2", DoubleLoop, ("eta", "gamma", "theta", "beta", "width", "nu", "inner_steps"),
         batches=2,
     ),
-    Entry("ALEXR", SingleLoop, ("lr", "gamma", "theta", "width"), convex=True, batches=2),
-    Entry("OOA-KL", Online, ("lr", "beta", "weight_lr"), kinds=("cvar",), starts=False),
-    Entry("SOX", SingleLoop, ("lr", "gamma", "beta", "gain"), **_SQUARED),
-    Entry("MSVR-v1", SingleLoop, (*_TRACKS, "beta", "gain"), **_SQUARED),
+    Entry("SOX", SingleLoop, ("lr", "gamma", "beta", "gain"), ("constrained",)),
     Entry(
         "ICPPAC", Lagrangian, ("lr", "proximal", "round_steps", "tau"), ("constrained",),
         scale=10.0, batches=2, all_blocks=True, starts=False,

@@ -71,7 +71,6 @@ class Problem(abc.ABC):
     optimum: ClassVar[float]  # the least value of the objective
     target: ClassVar[Tensor | None] = None  # a, where g_0 = |w - a|^2 / 2
     kind: ClassVar[str] = "sum"  # or "cvar", "constrained"
-    convex: ClassVar[bool] = True  # the composition, so that ALEXR is legal
     outer: ClassVar[AbstractOuter] = Hinge()  # f; for constraints the exact penalty
     ratio: ClassVar[float] = 1.0  # r of CVaR
 
@@ -205,7 +204,6 @@ class Outside(Affine):
     """S3b: min |w - a|^2 / 2 subject to 1 - |w|^2 <= 0, |a| = 1/2: w* = a/|a|, multiplier 1/4."""
 
     kind = "constrained"
-    convex = False
     curvature = -2.0
     total = 1
     outer = Hinge(1.0)  # four times the multiplier

@@ -64,7 +64,6 @@ CHOICES: dict[str, Range] = {
     "round_steps": one_of(10, 100, 1000, 3000),
     "proximal": log(0.01, 10.0),
     "tau": log(1.0, 10_000.0),
-    "weight_lr": log(1e-5, 3.0),
 }
 
 
@@ -106,12 +105,9 @@ def settings(entry: Entry, problem: Problem, points: Tensor) -> Values:
         noise = problem.noise[0] * (h["gamma"] / (2 - h["gamma"]) / problem.samples).sqrt()
         h["smoothing"] = h.pop("width") * noise / problem.steepness
     if "gain" in h:
-        # How many steps late the outer gradient acts: a moving average of u is late by 1/gamma
-        # visits, one with a correction by the time between visits; the average v by another 1/beta.
-        late = 1 / h["gamma"]
-        if "correction" in h:
-            late = torch.full_like(late, problem.total / problem.blocks)
-        h["penalty"] = h.pop("gain") / (h["lr"] * (late + 1 / h["beta"]))
+        # How many steps late the outer gradient acts: 1/gamma for the moving average of u, 1/beta
+        # for that of v.
+        h["penalty"] = h.pop("gain") / (h["lr"] * (1 / h["gamma"] + 1 / h["beta"]))
     return h
 
 

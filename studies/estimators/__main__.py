@@ -24,7 +24,7 @@ from __future__ import annotations
 import importlib.util
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fcco_experiments.stats import Interval, paired
 
@@ -140,18 +140,6 @@ def _pair(runs: Sequence[Figures]) -> str:
     return f"{mean(runs, 'accuracy'):.4f} / {mean(runs, 'gap'):.3f}"
 
 
-def collect(found: Found) -> dict[str, Any]:
-    """In the form of the JSON."""
-    told: dict[str, Any] = {}
-    for cell, runs in found.items():
-        row = {key: by_seed(runs, key) for key in ("accuracy", "gap", "gap_error")}
-        row["seconds"] = [sum(run["seconds"]) for run in runs]
-        told.setdefault(cell.table, {}).setdefault(cell.constraint, {})[cell.method] = {
-            name: publish.mean_and_std(each) for name, each in row.items()
-        }
-    return told
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("estimators", __doc__)
     parser.add_argument("--table", nargs="+", choices=list(READERS), default=list(READERS))
@@ -168,8 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, "Nothing is left to train.\n")
     runner = Runner(run, dict, options.workers, options.out)
     found = train(cells(there, names), runner, options.seeds, options.quick)
-    print(publish.plain(summary(found)))
-    told = {**collect(found), "left_out": options.left_out}
+    rows = summary(found)
+    print(publish.plain(rows))
+    told = {"rows": rows, "left_out": options.left_out}
     publish.conclude(options, "estimators", told, runner.entries())
 
 

@@ -13,6 +13,7 @@ have splits of their own.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -151,7 +152,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows += found
     except (ConfigError, MissingData) as reason:
         parser.exit(1, f"{short(reason)}\n")
-    publish.conclude(options, f"group-dro-{options.part}-{data}", {"rows": rows}, runner.entries())
+    if options.publish:
+        report.write(options.part, rows, options.commit)
+    if options.json:
+        print(json.dumps(publish.finite({"rows": rows})))
 
 
 if __name__ == "__main__":

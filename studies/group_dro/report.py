@@ -13,6 +13,7 @@ from fcco_experiments.stats import paired
 from studies import publish
 
 Run = dict[str, Any]
+FOLDER = "group-dro"
 
 DATA = ("celeba", "sentiment", "amazon")
 NETWORKS = ("automatic", "sonex", "alexr2", "sonx", "ooa-cvar", "ooa", "uniform", "erm")
@@ -29,8 +30,19 @@ COLUMNS = {
 
 def published(part: str) -> list[Run]:
     """All runs of `heads` or `networks`."""
-    with gzip.open(publish.RESULTS / "group-dro" / f"{part}.jsonl.gz", "rt") as lines:
+    with gzip.open(publish.RESULTS / FOLDER / f"{part}.jsonl.gz", "rt") as lines:
         return [json.loads(line) for line in lines]
+
+
+def write(part: str, runs: Sequence[Run], commit: str | None = None) -> None:
+    """Publish runs of a data set in place of those that were there."""
+    data, folder = {run["data"] for run in runs}, publish.RESULTS / FOLDER
+    every = [*(run for run in published(part) if run["data"] not in data), *runs]
+    revision = publish.about(commit=commit)["revision"]
+    made = publish.table(FOLDER)["runs"] | {f"{part}.jsonl.gz": revision}
+    publish.write(folder, {"runs": made}, commit=commit)
+    packed = gzip.compress("".join(json.dumps(run) + "\n" for run in every).encode(), mtime=0)
+    (folder / f"{part}.jsonl.gz").write_bytes(packed)
 
 
 def figure(run: Run, column: str) -> float:

@@ -184,15 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = train(problem, runner, tuning, options.seeds, steps)
     except (MissingData, FileNotFoundError) as reason:
         parser.exit(1, f"{short(reason)}\n")
-    print(f"{publish.plain(table(found))}\n\n{publish.plain(by_group(found))}\n")
+    rows = {problem: table(found), "groups": by_group(found)}
+    print("\n\n".join(publish.plain(own) for own in rows.values()) + "\n")
     for name, (setting, _) in found.items():
         print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in setting.items()))
     device = "cuda" if whole and torch.cuda.is_available() else "cpu"
-    means = {
-        name: {key: publish.mean_and_std(values) for key, values in row.items()}
-        for name, row in collect(found).items()
-    }
-    publish.conclude(options, "identities", {problem: means}, runner.entries(), device)
+    publish.conclude(options, "identities", rows, runner.entries(), device)
 
 
 if __name__ == "__main__":

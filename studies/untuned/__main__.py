@@ -21,25 +21,24 @@ from fcco_experiments.stats import spread
 
 from studies import publish
 from studies.constrained import peers
+from studies.constrained.training import Figures
 from studies.runner import Job, Runner, available, command, note, parse
 
 from . import constraints, tuned
-from .constraints import LEVEL, Figures
+from .constraints import LEVEL
 
 OURS, TUNED = "fcco", "tuned"
-SEEDS = range(10, 100)  # searches use seed 0, trials for the grids saw seeds below 10
+SEEDS = range(10, 100)  # the search used seed 0, trials for its grids saw seeds below 10
 QUICK = {"Cooper simultaneous", "HCT ALM", "penalty by hand"}
-Path = tuple[str, float]
-"""A method, and the shift of its limits."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A method on a problem; of the tuned ones several, each with its path of shifted limits."""
+    """A method on a problem, by the shift of the limits; only the tuned one has several."""
 
     problem: str
     method: str
-    jobs: dict[Path, list[Job]]
+    jobs: dict[float, list[Job]]
 
     @property
     def base(self) -> str:
@@ -48,31 +47,26 @@ class Entry:
 
 
 def plan(seeds: Sequence[int], quick: bool) -> list[Entry]:
-    """Ours and the peers on every problem and variant, and the tuned ones.
+    """Ours and the peers on every problem and variant, and the tuned ones on the problems.
 
-    The quick plan has some peers on the problems themselves and in other units, and one tuned
-    method on the problems themselves.
+    The quick plan has some peers on the problems themselves and in other units.
     """
     entries, methods = [], {OURS: {}, **constraints.installed()}
     for first in constraints.PROBLEMS:
-        chosen = [each for each in tuned.CONSTRAINTS.get(first, []) if constraints.can_run(each[0])]
         for end in ("", *(f" / {variant}" for variant in constraints.VARIANTS)):
             name = first + end
             for method, setting in methods.items():
                 some = method in QUICK and end in ("", " / values x 100")
                 if not quick or method == OURS or some:
                     jobs = [Job(name, method, setting, seed) for seed in seeds]
-                    entries.append(Entry(name, method, {(method, 0.0): jobs}))
-            # Units and copies change nothing for a setting that is scaled with them: multipliers
-            # and penalties are divided by the scale of the values and by the number of copies.
-            own = name if end == " / tenth batch" else first
-            paths = {
-                (method, shift): [Job(own, method, setting, s, shift) for s in seeds]
-                for method, setting in (chosen[: 1 if quick else None])
+                    entries.append(Entry(name, method, {0.0: jobs}))
+        method, setting = tuned.CONSTRAINTS.get(first, ("", {}))
+        if constraints.can_run(method):
+            path = {
+                shift: [Job(first, method, setting, seed, shift) for seed in seeds]
                 for shift in tuned.SHIFTS[first]
             }
-            if paths and not (quick and end):
-                entries.append(Entry(name, TUNED, paths))
+            entries.append(Entry(first, TUNED, path))
     return entries
 
 
@@ -92,14 +86,11 @@ def figures(entry: Entry, runner: Runner) -> dict[str, Any]:
         (jobs,) = entry.jobs.values()
         runs = runner.of(jobs)
         return means(runs) | {"seconds": spread(each.seconds for each in runs)[0]}
-    paths: dict[str, list[tuple[float, float]]] = {}
-    for (method, _), jobs in entry.jobs.items():
-        found = means(runner.of(jobs))
-        paths.setdefault(method, []).append((found["violation"], found["objective"]))
-    levels = {method: tuned.level(points, LEVEL) for method, points in paths.items()}
-    best = min(levels, key=lambda m: (levels[m][1] > LEVEL * (1 + 1e-9), levels[m][0]))
-    objective, violation = levels[best]
-    return {"objective": objective, "violation": violation, "method": best, "paths": paths}
+    ends = [means(runner.of(jobs)) for jobs in entry.jobs.values()]
+    path = [(end["violation"], end["objective"]) for end in ends]
+    objective, violation = tuned.level(path, LEVEL)
+    method = tuned.CONSTRAINTS[entry.problem][0]
+    return {"objective": objective, "violation": violation, "method": method, "path": path}
 
 
 def collect(entries: Sequence[Entry], runner: Runner) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -28,29 +28,15 @@ from studies.constrained.problems import (
     training_step,
 )
 from studies.constrained.problems import make as make_problem
-from studies.constrained.training import train
+from studies.constrained.training import Figures, train
 from studies.runner import Job
 
+from . import tuned
 from .kinds import KINDS
 
 LEVEL = 0.005  # the largest violation that is accepted, in the units of the original problem
 PROBLEMS = (*NAMES, *KINDS)
 VARIANTS = ("values x 100", "loss x 100", "10 of each", "tenth batch")
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one run ends with, on all training data, in the units of the original problem.
-
-    Attributes:
-        objective: mean over the last fifth of the checkpoints; infinite when the run diverged.
-        violation: the largest, likewise.
-        seconds: of all steps.
-    """
-
-    objective: float
-    violation: float
-    seconds: float = 0.0
 
 
 class Variant(Problem):
@@ -154,11 +140,11 @@ def make(name: str) -> Problem:
     raise ValueError(f"`make({name!r})`: the variant must be one of {', '.join(VARIANTS)}.")
 
 
-def ours(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
-    """`fcco.constrained` as a reader of its first line would call it; `setting` is for trials."""
+def ours(problem: Problem, model: nn.Module, _: Setting) -> Stepper:
+    """`fcco.constrained` as a reader of its first line would call it."""
     primal = adam(problem, model)
     limits = problem.tolerance()
-    objective = fcco.constrained(model, primal, len(limits), tolerance=limits, **setting)
+    objective = fcco.constrained(model, primal, len(limits), tolerance=limits)
     step = training_step(
         objective.optimizer,
         lambda batch: objective(lambda: problem.values(model, batch), batch.index),
@@ -177,14 +163,18 @@ def by_hand(problem: Problem, model: nn.Module, setting: Setting) -> Stepper:
     return Stepper(training_step(primal, loss), [primal])
 
 
-OWN: dict[str, Builder] = {"fcco": ours, "penalty by hand": by_hand, "plain loss": by_hand}
+OWN: dict[str, Builder] = {
+    "fcco": ours,
+    "penalty by hand": by_hand,
+    "plain loss": by_hand,
+    **tuned.METHODS,
+}
 
 # Defaults of the peers, read in cooper-optim 1.0.1 and humancompatible-train 0.4.2.
 # Cooper: the README has SGD(lr=1e-2, maximize=True) for the multipliers and the simultaneous
 # optimizer; a penalty coefficient has no default, 1 is what one would write. nuPI with the defaults
 # of its class (Kp = 0) is that same ascent, so it has no row.
-# HCT: the defaults of each class (`peers` would widen `dual_range`); `is_ineq` as the
-# problem asks, and PBM wants the length of an epoch.
+# HCT: the defaults of each class; `peers` says `is_ineq`, and PBM wants the length of an epoch.
 PEERS: dict[str, dict[str, Any]] = {
     "Cooper simultaneous": {"dual_lr": 0.01},
     "Cooper alternating": {"dual_lr": 0.01},
@@ -205,8 +195,7 @@ def installed() -> dict[str, dict[str, Any]]:
 
 def can_run(method: str) -> bool:
     """Whether the package of a method is installed; our own need none."""
-    prefix = method.split()[0]
-    return prefix not in ("Cooper", "HCT") or peers.installed(prefix)
+    return method in OWN or method in peers.methods()
 
 
 def run(job: Job) -> Figures:
@@ -216,5 +205,5 @@ def run(job: Job) -> Figures:
     if job.evaluations is not None:
         every = max(1, job.evaluations // 20)
         problem.schedule = replace(problem.schedule, evaluations=job.evaluations, every=every)
-    trace = train(problem, job.method, job.setting, job.seed, OWN.get(job.method))
-    return Figures(trace.tail_objective, trace.tail_violation, round(trace.seconds, 2))
+    builder = {**OWN, **peers.methods()}[job.method]
+    return train(problem, builder, job.setting, job.seed)

@@ -5,8 +5,8 @@
 
 Training CVaR of the worst 15 % of the groups, Adam with a learning rate that falls to 0, batches of
 64, means over 3 seeds. `rows`: a linear model of reviews, which cannot fit every user, at three
-learning rates. `ratios`: the same, trained for one ratio and measured at each. `networks`: a
-perceptron that can fit every group, beside other weights, 16 groups with 4 samples in a batch.
+learning rates. `networks`: a perceptron that can fit every group, beside other weights, 16 groups
+with 4 samples in a batch.
 `python -m docs.tables` then writes the tables of the pages. The data are those of `fcco data
 amazon`.
 """
@@ -33,7 +33,7 @@ from studies import publish
 from studies.many_groups import moving_average
 from studies.runner import Job, Runner, command, parse, short
 
-BATCH, RATIO, RATIOS = 64, 0.15, (0.05, 0.15, 0.5, 1.0)
+BATCH, RATIO = 64, 0.15
 RATES = (3e-3, 3e-2, 3e-1)
 PAPER: dict[str, Any] = {"smoothing": 0.1, "gamma": 0.1, "correction": "auto", "read": "old"}
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,8 +41,6 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"gamma {gamma:g}": ("fcco", {"gamma": gamma}) for gamma in (0.05, 0.2, 0.5, 0.9)},
     "no smoothing": ("fcco", {"smoothing": 0.0}),
     "smoothing 0.1": ("fcco", {"smoothing": 0.1}),
-    "old u": ("fcco", {"read": "old"}),
-    "correction, gamma 0.2": ("fcco", {"gamma": 0.2, "correction": "auto"}),
     "SONEX as published": ("fcco", PAPER),
     **{f"{k} x {64 // k}": ("fcco", {"shape": (k, 64 // k)}) for k in (2, 4, 8, 16, 64)},
     "uniform": ("uniform", {}),
@@ -137,41 +135,44 @@ Losses = Callable[[], Tensor]
 Objective = Callable[[Losses, Tensor], Tensor]
 
 
-def ooa(*model: Any, ratio: float, plain: bool = False) -> Objective:
+def cvar(*model: Any, **setting: Any) -> Objective:
+    """The worst groups, all settings but the named ones automatic."""
+    return fcco.CVaRGroupDRO(*model, ratio=RATIO, **setting)
+
+
+def ooa(*model: Any, plain: bool = False) -> Objective:
     """Online weights with the default step; `plain` without the cap of CVaR."""
-    return fcco.methods.ooa(*model, ratio=None if plain else ratio, step=0.01)
+    return fcco.methods.ooa(*model, ratio=None if plain else RATIO, step=0.01)
 
 
-def uniform(*_: Any, **__: Any) -> Objective:
+def uniform(*_: Any) -> Objective:
     """The mean over the groups of the batch."""
     return lambda losses, group: losses().mean()
 
 
-def by_hand(
-    model: nn.Module, optimizer: Any, number: int, ratio: float, gamma: float = 0.1
-) -> Objective:
+def by_hand(model: nn.Module, optimizer: Any, number: int) -> Objective:
     """A moving average of the losses of each group, the groups above its quantile count."""
-    weigh = moving_average(gamma, number, ratio)
+    weigh = moving_average(0.1, number, RATIO)
     return lambda losses, group: weigh(*fcco.group_mean(losses(), group)[:2])
 
 
 METHODS: dict[str, Callable[..., Objective]] = {
-    "fcco": fcco.CVaRGroupDRO,
+    "fcco": cvar,
     "uniform": uniform,
     "OOA": ooa,
     "EMA + quantile": by_hand,
 }
 
 
-def run(job: Job) -> dict[str, dict[str, float]]:
-    """The CVaR on all samples at each ratio, infinite where training diverges.
+def run(job: Job) -> dict[str, float]:
+    """The CVaR on all samples, infinite where training diverges.
 
-    The setting has `lr`, perhaps `ratio`, `shape` (groups per batch, samples of each), `optimizer`;
-    the rest is the method's own.
+    The setting has `lr`, perhaps `shape` (groups per batch, samples of each) and `optimizer`; the
+    rest is the method's own.
     """
     torch.set_num_threads(1)
     problem, own = PROBLEMS[job.problem](), dict(job.setting)
-    lr, ratio, shape = own.pop("lr"), own.pop("ratio", RATIO), own.pop("shape", None)
+    lr, shape = own.pop("lr"), own.pop("shape", None)
     kind, beta = own.pop("optimizer", "Adam 0.9").split()
     steps, number = job.evaluations or problem.steps, int(problem.group.max()) + 1
     torch.manual_seed(job.seed)
@@ -181,7 +182,7 @@ def run(job: Job) -> dict[str, dict[str, float]]:
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr, betas=(float(beta), 0.999))
     decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / steps)
-    objective = METHODS[job.method](model, optimizer, number, ratio=ratio, **own)
+    objective = METHODS[job.method](model, optimizer, number, **own)
     shaped = {} if shape else {"batch_size": BATCH}
     sampler = fcco.GroupBatchSampler(problem.group, *(shape or ()), seed=job.seed, **shaped)
     try:
@@ -196,11 +197,11 @@ def run(job: Job) -> dict[str, dict[str, float]]:
             optimizer.zero_grad()
             decay.step()
     except fcco.tracker.NonFiniteValue:
-        return {"cvar": dict.fromkeys(map(str, RATIOS), math.inf)}
+        return {"cvar": math.inf}
     with torch.no_grad():
         losses = cross_entropy(model(problem.inputs), problem.targets, reduction="none")
     means = fcco.group_mean(losses.double(), problem.group).values
-    return {"cvar": {str(each): fcco.outer.CVaR(each)(means).item() for each in RATIOS}}
+    return {"cvar": fcco.outer.CVaR(RATIO)(means).item()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -211,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def means(
         problem: str, row: tuple[str, dict[str, Any]], columns: Sequence[dict[str, Any]],
-        first: int = 0, at: float = RATIO,
+        first: int = 0,
     ) -> list[float]:  # fmt: skip
         seeds = range(first, first + options.seeds)
         jobs = {
@@ -219,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for k, column in enumerate(columns)
         }
         ends = runner.each(jobs, f"{problem}, {row[0]}").values()
-        return [round(statistics.fmean(run["cvar"][str(at)] for run in own), 4) for own in ends]
+        return [round(statistics.fmean(run["cvar"] for run in own), 4) for own in ends]
 
     found: dict[str, Any] = {"lrs": rates, "cells": [f"{name}, {lr:g}" for name, lr in cells]}
     own = [{"optimizer": name, "lr": lr, "shape": (16, 4)} for name, lr in cells]
@@ -229,12 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         by_rate = [{"lr": lr} for lr in rates]
         found["rows"] = {name: means("reviews", row, by_rate) for name, row in ROWS.items()}
-        trained = [{"lr": RATES[1], "ratio": ratio} for ratio in RATIOS]
-        by_ratio = {at: means("reviews", ("fcco", {}), trained, at=at) for at in RATIOS}
-        found["ratios"] = {str(r): [by_ratio[at][k] for at in RATIOS] for k, r in enumerate(RATIOS)}
     except MissingData as reason:
         parser.exit(1, f"{short(reason)}\n")
-    for part in ("rows", "ratios", "networks"):
+    for part in ("rows", "networks"):
         rows = [[name, *(f"{mean:.4f}" for mean in own)] for name, own in found[part].items()]
         print(publish.plain(rows) + "\n")
     publish.conclude(options, "automatic-settings", found, runner.entries())

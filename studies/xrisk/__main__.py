@@ -125,15 +125,6 @@ def short_table(found: Found) -> list[list[str]]:
     return rows
 
 
-def collect(found: Found) -> dict[str, Any]:
-    """In the form of the JSON."""
-    told: dict[str, Any] = {}
-    for cell, values in found.items():
-        row = told.setdefault(cell.data, {}).setdefault(cell.metric, {})
-        row[cell.method] = publish.mean_and_std(values)
-    return told
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command("xrisk", __doc__)
     parser.add_argument("--data", nargs="+", choices=list(DATA), help="all of them unless given")
@@ -149,8 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, "Nothing is left to train.\n")
     runner = Runner(run, dict, options.workers, options.out)
     found = train(some, runner, options.seeds, options.quick)
-    print(publish.plain(table(found)))
-    told = {**collect(found), "left_out": options.left_out}
+    rows = table(found)
+    print(publish.plain(rows))
+    told = {"rows": rows, "left_out": options.left_out}
     publish.conclude(options, "xrisk", told, runner.entries())
 
 
