@@ -143,7 +143,7 @@ def test_a_folder_that_was_tampered_with_gives_one_line_and_no_traceback(
 ):
     from fcco_experiments.report import plots
 
-    for name in ("scatter", "curves", "by_entry"):  # the drawings take the time
+    for name in ("scatter", "curves"):  # the drawings take the time
         monkeypatch.setattr(plots, name, lambda *arguments: None)
     command = "sweep" if kind == "sweep" else "compare"
     make = [command, task, *words, "--seeds", "0", "--epochs", "1", "--workers", "1", "--out"]

@@ -109,19 +109,6 @@ def test_a_double_loop_is_evaluated_between_its_rounds(task: str, method: str) -
 
 # Figures of the page are those of the rows.
 
-UNSHOWN = {
-    "fairness": {"val_constraints", "multipliers", "best_multipliers"},
-    "group-dro": {
-        "test_smallest", "weights", "losses_names", "weights_names", "test_reported_names",
-    },
-    "continual": {
-        "accuracies", "val_constraints", "val_zero_one", "val_accuracies", "test_constraints",
-        "multipliers", "constraints_names", "accuracies_names",
-        *(f"{part}_counts" for part in ("train", "val", "test")),
-        *(f"old_{part}_accuracies" for part in ("train", "val", "test")),
-    },
-    "x-risk": set(),
-}  # fmt: skip
 ENDS: dict[str, list[dict[str, Any]]] = {
     "fairness": [{}],
     "group-dro": [{"summary": summary, "spectrum": True} for summary in ("worst", "tenth")],
@@ -146,12 +133,8 @@ def test_every_figure_of_the_page_is_one_of_the_rows(task: str) -> None:
     for metric in page.metrics:
         assert isinstance(found[metric.key], float | int), metric.key
     for panel in page.panels:
-        lists = panel.kind in ("change", "dots")
-        assert isinstance(found[panel.y], list) == lists and (panel.y in page.entries) == lists
+        assert isinstance(found[panel.y], float)
         assert panel.kind != "tradeoff" or isinstance(found[panel.x], float)
-    assert set(found) - {*keys, *page.entries} == UNSHOWN[task]
-    for key, names_ in page.entries.items():
-        assert not names_ or len(names_) == len(found[key])
     references = {"fairness": ["erm"], "group-dro": ["uniform", "erm"], "continual": ["finetune"]}
     assert list(page.references) == references.get(task, [])
 

@@ -14,7 +14,6 @@ from ..stats import fixed
 from ..store import CONFIG, WINNERS, Comparison, SavedRun
 from ..task import Metric, Page, Panel, Row, Rule, Task
 from ..tasks.base import paragraphs
-from ..tasks.judge import Judgement, judge
 from . import plots
 from .style import COLOURS, SHAPES, TOKENS, count, seeds, setting, styles, title
 
@@ -105,7 +104,6 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         "alerts": alerts(task, config, comparison),
         "verdict": task.verdict(config, final) if final else (),
         "headline": scores(runs, values, top, "Final figures", rule),
-        "differences": _differences(judge(task, config, final), page),
         "limited": rule is not None and any(metric.key == rule.constraint for metric in top),
         "rule": rule,
         "several": any(value["runs"] > 1 for row in values.values() for value in row.values()),
@@ -189,33 +187,15 @@ def _judged(panel: Panel, rule: Rule | None) -> Panel:
     return panel
 
 
-def _differences(judgement: Judgement, page: Page) -> Table | None:
-    """What each other method differs by from the first, in what is judged."""
-    first, rule = judgement.best, judgement.rule
-    if first is None or rule is None:
-        return None
-    known = {metric.key: metric for metric in page.metrics}
-    judged = [known[key] for key in (rule.objective, rule.constraint) if key in known]
-    pairs = [(metric, judgement.differences(metric.key)) for metric in judged]
-    return differences_table(pairs, first, page.references) if pairs[0][1] else None
-
-
 def _plots(runs: Runs, page: Page, look: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of the page by section."""
-    found: dict[str, list[Any]] = {"tradeoffs": [], "curves": [], "by_entry": []}
+    found: dict[str, list[Any]] = {"tradeoffs": [], "curves": []}
     for k, panel in enumerate(page.panels):
-        prefix, names = f"f{k}", plots.entry_names(runs, panel.y, page.entries.get(panel.y, ()))
         if panel.kind == "tradeoff":
-            points = plots.final_points(runs, panel)
-            drawing = plots.scatter(
-                points, plots.means(points), panel, look, page.metrics, prefix, page.references
-            )
-        elif panel.kind == "curve":
-            drawing = plots.curves(runs, panel, look, prefix)
+            drawing = plots.scatter(runs, panel, look, page.metrics, f"f{k}")
         else:
-            drawing = plots.by_entry(runs, panel, names, look, prefix)
-        section = {"tradeoff": "tradeoffs", "curve": "curves"}.get(panel.kind, "by_entry")
-        found[section] += [drawing] if drawing else []
+            drawing = plots.curves(runs, panel, look, f"f{k}")
+        found[f"{panel.kind}s"] += [drawing] if drawing else []
     return found
 
 
@@ -363,11 +343,10 @@ _HINTS = {"higher": "higher is better", "lower": "lower is better", "none": ""}
 
 @dataclass(frozen=True)
 class Cell:
-    """One value, with its standard deviation and a second, small line."""
+    """One value, with its standard deviation."""
 
     text: str
     spread: str = ""
-    note: str = ""
     best: bool = False  # of its metric
     met: bool | None = None  # whether it is within the limit, where there is one
 
@@ -463,43 +442,6 @@ def _best(values: stats.Table, metric: Metric) -> set[str]:
     top = fixed((max if metric.better == "higher" else min)(means.values()), metric.digits)
     shown = {name for name, mean in means.items() if fixed(mean, metric.digits) == top}
     return set() if len(shown) == len(means) else shown
-
-
-def differences_table(
-    found: Sequence[tuple[Metric, Mapping[str, stats.Interval]]],
-    first: str,
-    references: Sequence[str],
-) -> Table:
-    """Each method minus the first one in the judged figures, with 95 % intervals over seeds."""
-
-    def signed(value: float, digits: int) -> str:
-        return f"{'+' if value > 0 else ''}{fixed(value, digits)}"
-
-    heads, lines = [], []
-    most = max(interval.pairs for _, intervals in found for interval in intervals.values())
-    for metric, _ in found:
-        over = Head("95 % interval", note=f"{most} seeds" if most > 1 else "")
-        heads += [metric_head(metric), over, Head("")]
-    for name in dict.fromkeys(name for _, intervals in found for name in intervals):
-        cells = []
-        for metric, intervals in found:
-            interval = intervals.get(name)
-            if interval is None:
-                cells += [Cell("–")] * 3
-                continue
-            better = (interval.mean > 0) == (metric.better == "higher")
-            answer = ("better" if better else "worse") if interval.decided else "not decided"
-            several = interval.pairs > 1
-            ends = (signed(value, metric.digits) for value in (interval.low, interval.high))
-            seeds = f"{interval.pairs} seeds" if 1 < interval.pairs < most else ""
-            cells += [
-                Cell(signed(interval.mean, metric.digits)),
-                Cell(" to ".join(ends) if several else "–", note=seeds),
-                Cell(answer if several else "one seed: not decided"),
-            ]
-        note = "reference" if name in references else ""
-        lines.append((Head(name, method=name, note=note), cells))
-    return Table(f"Each method minus {first}, seed by seed", "Method", heads, lines)
 
 
 def settings_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:

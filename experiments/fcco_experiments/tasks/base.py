@@ -275,10 +275,6 @@ class BaseTask(Task):
     def panels(self, config: Any) -> Iterable[Panel]:
         """Plots of a comparison; of figures that no run has, the report draws none."""
 
-    def entries(self, config: Any) -> Mapping[str, tuple[str, ...]]:
-        """Names of the entries of lists."""
-        return {}
-
     @abstractmethod
     def build(self, config: Any, method: Method) -> object:
         """A method on a small model, to see whether its settings are right."""
@@ -304,7 +300,6 @@ class BaseTask(Task):
             question=self.words("question", config, **values),
             metrics=self.metrics(config),
             panels=tuple(self.panels(config)),
-            entries=self.entries(config),
             references=self.named(config),
             glossary=self.glossary(config),
         )

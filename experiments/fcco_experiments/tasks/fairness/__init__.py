@@ -74,7 +74,6 @@ AT_THE_END = (
     Metric("singular_value_violated", "least singular value, violated constraints", "none", 4,
         meaning="of the Jacobian of the violated constraints alone"),
 )  # fmt: skip
-_LISTS = ("constraints", "test_constraints")
 
 
 class FairnessProblem(Problem):
@@ -200,9 +199,6 @@ class FairnessTask(BaseTask):
             groups = f"those of the column {' and '.join(columns.group)}"
         return self.described(config, title=config.data, asks=asks, groups=groups)
 
-    def entries(self, config: Any) -> dict[str, tuple[str, ...]]:
-        return dict.fromkeys(_LISTS, config.constraint_names)
-
     def panels(self, config: Fairness) -> Iterator[Panel]:
         limit = config.feasible_limit if config.feasible_by == "gap" else None
         title = "The price of equal ROC curves (test data): up and left is better"
@@ -210,21 +206,11 @@ class FairnessTask(BaseTask):
             "tradeoff", "test_auc", title, "AUC", "test_excess_gap", "ROC gap beyond chance",
             x_reference=limit,
         )  # fmt: skip
-        title = "The same as training sees it: AUC against the worst constraint"
-        yield Panel(
-            "tradeoff", "train_auc", title, "AUC, train", "train_violation",
-            "worst constraint value, train", x_reference=0.0,
-        )  # fmt: skip
         yield Panel("curve", "train_auc", "AUC on training data", "AUC")
         title = "Worst constraint on training data: should be at most 0"
         yield Panel("curve", "train_violation", title, "worst |gap| - tolerance", reference=0.0)
         yield Panel("curve", "test_auc", "AUC on test data", "AUC")
         yield Panel("curve", "test_gap", "True ROC gap on test data", "largest gap")
-        title = "Share of scores between the thresholds: near 0 the constraints are empty"
-        yield Panel("curve", "train_inside", title, "share")
-        for key, part in (("constraints", "training"), ("test_constraints", "test")):
-            title = f"Every constraint on {part} data: should be at most 0"
-            yield Panel("dots", key, title, "|gap| - tolerance", reference=0.0)
 
 
 TASK = FairnessTask()

@@ -120,9 +120,6 @@ class GroupDROTask(BaseTask):
             " where a group has few of them.",
         )  # fmt: skip
 
-    def entries(self, config: Any) -> dict[str, tuple[str, ...]]:
-        return dict.fromkeys(("losses", "test_reported"), ())  # named by the runs
-
     def figures(self, config: GroupDRO) -> Iterator[tuple[Metric, str]]:
         average = f"average loss of the worst {config.share} of groups, best threshold"
         yield Metric("cvar", "CVaR", "lower", meaning=average), "train test"
@@ -142,8 +139,6 @@ class GroupDROTask(BaseTask):
 
     def panels(self, config: GroupDRO) -> Iterator[Panel]:
         for key, label in _SUMMARIES.items():
-            title = "Does a lower CVaR in training help the worst groups of the test data?"
-            yield Panel("tradeoff", f"test_{key}", title, label, "train_cvar", "CVaR, train")
             title = "What it costs on average (test data): up and right is better"
             yield Panel("tradeoff", f"test_{key}", title, label, "test_accuracy", "accuracy")
         title = f"Training: average loss of the worst {config.share} of groups"
