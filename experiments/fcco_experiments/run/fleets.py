@@ -10,9 +10,8 @@ import gc
 import math
 import os
 import re
-import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,8 @@ class Fleets:
 
     Args:
         device: `"auto"`, `"cpu"` or `"cuda"`; a field `device` of the config rules.
-        chunk: runs of a fleet at most; unless given, 64 on a CPU, on a GPU as many as fit. A fleet
-            that does not fit into memory is halved until it does.
+        chunk: runs of a fleet at most; unless given, 64 on a CPU, on a GPU all. A fleet that does
+            not fit into memory is halved until it does.
     """
 
     device: str = "auto"
@@ -99,39 +98,6 @@ def _finished(out: Path, data: str) -> set[str]:
     return set(lines)
 
 
-def capacity(make: Callable[[int], FleetTraining], runs: int, device: torch.device) -> int:
-    """How many runs fit into one fleet on a GPU, from the peaks of memory of two small fleets.
-
-    `make` builds a fleet of so many runs; there are no more than `runs`.
-    """
-    sizes, peaks = (16, 64), []
-    if runs <= sizes[0]:
-        return runs
-    for size in sizes:
-        try:
-            make(size)  # what is loaded once and kept, such as data, is not a part of a fleet
-            gc.collect()
-            before = torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            fleet = make(size)
-            fleet.step()
-            fleet.step()
-            fleet.state_dict()
-            torch.cuda.synchronize(device)
-        except torch.OutOfMemoryError:
-            return size // 2
-        except Exception:  # which the training of all runs will raise again, and report
-            return runs
-        peaks.append(torch.cuda.max_memory_allocated(device) - before)
-        del fleet
-        gc.collect()  # the graphs of a fleet may refer to it
-        torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
-    per_run = max(1.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
-    # Not all of the free memory: peaks are not quite linear.
-    return max(1, min(runs, sizes[1] + int((0.8 * free - peaks[1]) // per_run)))
-
-
 class _FleetRun(Loop):
     """Runs of one kind in memory.
 
@@ -149,7 +115,6 @@ class _FleetRun(Loop):
         self.rows = [{} for _ in specs]
         self.reasons: list[str | None] = [None] * len(specs)  # why each diverged
         self.quarters = {math.ceil(k * self.total / 4) for k in range(1, 5)}
-        self.saved_at, self.save_took = 0.0, 0.0
 
     def load(self, saved: Mapping[str, Any]) -> None:
         super().load(saved)
@@ -162,16 +127,7 @@ class _FleetRun(Loop):
         return self.step in self.quarters
 
     def saves(self) -> bool:
-        """Thousands of runs are large: writing them must not take longer than training them."""
-        since = time.perf_counter() - self.saved_at
-        worth = self.save_took < 1 or since > 20 * self.save_took
-        return worth and not self.over() and self.every(self.config.checkpoint_every)
-
-    def save(self) -> None:
-        start = time.perf_counter()
-        super().save()
-        self.saved_at = time.perf_counter()
-        self.save_took = self.saved_at - start
+        return not self.over() and self.every(self.config.checkpoint_every)
 
     def record(self) -> dict[str, Any]:
         specs = [spec.plain() for spec in self.specs]
@@ -298,7 +254,8 @@ class _Fleets:
         else:
             saved = None
         if rest := list(left.values()):
-            waiting += cut(rest, self._size(rest))
+            most = len(rest) if self.device.type == "cuda" else _ON_CPU
+            waiting += cut(rest, self.job.chunk or most)
         while waiting and not self.stop():
             part = waiting.popleft()
             number += 1
@@ -310,23 +267,10 @@ class _Fleets:
             saved = None
         return self.outcomes
 
-    def _size(self, specs: list[RunSpec]) -> int:
-        """How many runs fit into one fleet."""
-
-        def make(runs: int) -> FleetTraining:  # settings far apart: neighbours in a grid are alike
-            return self._fleet([specs[place * len(specs) // runs] for place in range(runs)])
-
-        if self.job.chunk is None and self.device.type == "cuda":
-            return capacity(make, len(specs), self.device)
-        return self.job.chunk or _ON_CPU
-
-    def _fleet(self, specs: Sequence[RunSpec]) -> FleetTraining:
-        return self.problem.fleet([(spec.method, spec.seed) for spec in specs], self.device)
-
     def _train(self, specs: list[RunSpec], title: str, saved: Row | None) -> bool:
         """One fleet. False when it does not fit into memory: with fewer runs it may."""
         try:
-            training = self._fleet(specs)
+            training = self.problem.fleet([(s.method, s.seed) for s in specs], self.device)
             fleet = _FleetRun(title, specs, training, self.job, self.tell)
             if saved is not None:
                 fleet.load(saved)

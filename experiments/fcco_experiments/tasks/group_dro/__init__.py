@@ -150,10 +150,6 @@ class GroupDROTask(BaseTask):
         yield Panel("curve", "test_accuracy", "Test accuracy over all samples", "accuracy")
         title = "How far the running values are from the true group losses"
         yield Panel("curve", "tracking_error", title, "tracking error")
-        title = "Loss of every group before and after training (training data)"
-        yield Panel("change", "losses", title, "training loss by group")
-        title = "Test accuracy of every reported group"
-        yield Panel("dots", "test_reported", title, "test accuracy by group")
 
 
 TASK = GroupDROTask()
