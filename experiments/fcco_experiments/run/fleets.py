@@ -111,7 +111,7 @@ class _FleetRun(Loop):
         self, title: str, specs: list[RunSpec], training: FleetTraining, job: Fleet, tell: Tell
     ) -> None:
         super().__init__(title, specs[0].config, training, job.data, job.path, tell)
-        self.specs = specs
+        self.specs, self.job = specs, job
         self.rows = [{} for _ in specs]
         self.reasons: list[str | None] = [None] * len(specs)  # why each diverged
         self.quarters = {math.ceil(k * self.total / 4) for k in range(1, 5)}
@@ -152,11 +152,10 @@ class _FleetRun(Loop):
             else:
                 self.rows[place] = row
 
-    def results(self) -> dict[str, Row]:
-        """What is kept of each run, by label."""
-        task = tasks.get(self.specs[0].task)
+    def end(self) -> list[Outcome]:
+        """Add a line for each run to those of the job, and how each has ended."""
+        task, results = tasks.get(self.specs[0].task), dict[str, Row]()
         ends = zip(self.specs, self.rows, self.reasons, self.training.died, strict=True)
-        results = {}
         for spec, row, reason, died in ends:
             step = self.step if died < 0 else died
             results[spec.label] = engine.result_of(
@@ -164,7 +163,13 @@ class _FleetRun(Loop):
                 samples=step * self.samples_per_step, fingerprint=self.data,
                 step=step, epoch=self.epoch(step),
             )  # fmt: skip
-        return results
+        lines = store.read_results(self.job.lines) | results
+        store.write_rows(self.job.lines, lines.values())
+        self.path.unlink(missing_ok=True)
+        reasons = [reason for reason in self.reasons if reason is not None]
+        text = f"{len(reasons):,} of them diverged, the first {reasons[0]}" if reasons else ""
+        self.tell("finished", text)
+        return [engine.outcome_of(label, result) for label, result in results.items()]
 
     def tell(self, kind: Kind, text: str = "") -> None:
         epoch = self.epoch(self.step)
@@ -185,10 +190,14 @@ class Fleet(Job):
 
     @property
     def title(self) -> str:
-        names = list(dict.fromkeys(spec.name.partition("@")[0] for spec in self.specs))
+        return self.title_of(self.specs)
+
+    def title_of(self, specs: Sequence[RunSpec]) -> str:
+        """Of some of the runs."""
+        names = list(dict.fromkeys(spec.name.partition("@")[0] for spec in specs))
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         number = f" ({self.number})" if self.number else ""
-        return f"{shown}: {len(self.specs):,} runs together{number}"
+        return f"{shown}: {len(specs):,} runs together{number}"
 
     @property
     def path(self) -> Path:  # of its checkpoint
@@ -224,29 +233,17 @@ class Fleet(Job):
         place = environment.device(self.device)
         chosen = place.type == "cuda" or os.environ.get("OMP_NUM_THREADS")
         with threads(torch.get_num_threads() if chosen else environment.available_cores()):
-            return _Fleets(self, problem, place, tell, stop).run()
+            return self._do(problem, place, tell, stop)
 
-
-class _Fleets:
-    """The fleets of a job, in the process that does it."""
-
-    def __init__(
-        self, job: Fleet, problem: Problem, device: torch.device, tell: Tell, stop: Stop
-    ) -> None:
-        self.job, self.problem, self.device = job, problem, device
-        self.tell, self.stop = tell, stop
-        self.outcomes: list[Outcome] = []
-
-    def run(self) -> list[Outcome]:
-        """Outcomes of the runs that were begun."""
-        folder = self.job.path.parent
+    def _do(self, problem: Problem, place: torch.device, tell: Tell, stop: Stop) -> list[Outcome]:
+        folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        environment.write(folder / store.ENVIRONMENT, self.device, "fleets", True)
-        done = store.read_results(self.job.lines)
-        own = [spec for spec in self.job.specs if spec.label in done]  # of a process that was lost
-        self.outcomes = [engine.outcome_of(spec.label, done[spec.label]) for spec in own]
-        left = {spec.label: spec for spec in self.job.specs if spec.label not in done}
-        saved = self.job.read(self.job.specs[0])
+        environment.write(folder / store.ENVIRONMENT, place, "fleets", True)
+        done = store.read_results(self.lines)
+        own = [spec for spec in self.specs if spec.label in done]  # of a process that was lost
+        outcomes = [engine.outcome_of(spec.label, done[spec.label]) for spec in own]
+        left = {spec.label: spec for spec in self.specs if spec.label not in done}
+        saved = self.read(self.specs[0])
         held = [store.label(line) for line in saved["runs"]] if saved is not None else []
         waiting, number = deque[list[RunSpec]](), 0
         if saved is not None and left.keys() >= set(held):
@@ -254,50 +251,40 @@ class _Fleets:
         else:
             saved = None
         if rest := list(left.values()):
-            most = len(rest) if self.device.type == "cuda" else _ON_CPU
-            waiting += cut(rest, self.job.chunk or most)
-        while waiting and not self.stop():
+            most = len(rest) if place.type == "cuda" else _ON_CPU
+            waiting += cut(rest, self.chunk or most)
+        while waiting and not stop():
             part = waiting.popleft()
             number += 1
-            title = replace(self.job, specs=tuple(part)).title
-            title += f", part {number}" if number > 1 or waiting else ""
-            if not self._train(part, title, saved):
+            title = self.title_of(part) + (f", part {number}" if number > 1 or waiting else "")
+            ended = self._train(part, title, saved, problem, place, tell, stop)
+            if ended is None:
+                text = f"they do not fit into the memory of {place}; trying half of them."
+                tell(Event("note", title, text=f"{title}: {text}"))
                 rest = [spec for each in (part, *waiting) for spec in each]
                 waiting = deque(cut(rest, len(part) // 2))
+            outcomes += ended or []
             saved = None
-        return self.outcomes
+        return outcomes
 
-    def _train(self, specs: list[RunSpec], title: str, saved: Row | None) -> bool:
-        """One fleet. False when it does not fit into memory: with fewer runs it may."""
+    def _train(
+        self, specs: list[RunSpec], title: str, saved: Row | None, problem: Problem,
+        place: torch.device, tell: Tell, stop: Stop,
+    ) -> list[Outcome] | None:  # fmt: skip
+        """One fleet. None when it does not fit into memory: with fewer runs it may."""
         try:
-            training = self.problem.fleet([(s.method, s.seed) for s in specs], self.device)
-            fleet = _FleetRun(title, specs, training, self.job, self.tell)
+            training = problem.fleet([(spec.method, spec.seed) for spec in specs], place)
+            fleet = _FleetRun(title, specs, training, self, tell)
             if saved is not None:
                 fleet.load(saved)
-            if fleet.loop(self.stop):
-                self._end(fleet)
-            else:
-                self.outcomes += [Outcome(spec.label, "stopped") for spec in specs]
-            return True
+            if fleet.loop(stop):
+                return fleet.end()
+            return [Outcome(spec.label, "stopped") for spec in specs]
         except Exception as error:  # a fleet that breaks does not stop the others
             if not isinstance(error, torch.OutOfMemoryError) or len(specs) == 1:
-                path = self.job.path.with_name(f"failure-{self.job.number}.txt")
-                part = replace(self.job, specs=tuple(specs))
-                self.outcomes += part.raised(error, path, self.tell)
-                return True
+                path = self.path.with_name(f"failure-{self.number}.txt")
+                return replace(self, specs=tuple(specs)).raised(error, path, tell)
         gc.collect()
         torch.cuda.empty_cache()
-        self.job.path.unlink(missing_ok=True)
-        text = f"{title}: they do not fit into the memory of {self.device}; trying half of them."
-        self.tell(Event("note", title, text=text))
-        return False
-
-    def _end(self, fleet: _FleetRun) -> None:
-        results, epochs = fleet.results(), fleet.config.epochs
-        lines = store.read_results(self.job.lines) | results
-        store.write_rows(self.job.lines, lines.values())
-        fleet.path.unlink(missing_ok=True)
-        self.outcomes += [engine.outcome_of(name, result) for name, result in results.items()]
-        reasons = [result["diverged"] for result in results.values() if result["diverged"]]
-        text = f"{len(reasons):,} of them diverged, the first {reasons[0]}" if reasons else ""
-        self.tell(Event("finished", fleet.title, epochs, epochs, text=text, count=len(results)))
+        self.path.unlink(missing_ok=True)
+        return None
