@@ -218,15 +218,12 @@ class Page:
 
     Args:
         question: paragraphs: what was asked, for a reader who has not read the paper.
-        references: methods that solve another problem, such as training without constraints.
     """
 
     title: str
     question: tuple[str, ...]
     metrics: tuple[Metric, ...]
     panels: tuple[Panel, ...]
-    references: tuple[str, ...] = ()
-    glossary: Mapping[str, str] = field(default_factory=dict)  # one line for each method
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ PAGE = Page(
         Panel("curve", "train_auc", "Learning", "AUC"),
         Panel("curve", "train_violation", "Worst", "value", reference=0.0),
     ),
-    glossary={"SONEX": "a smoothed penalty", "absent": "nobody"},
 )
 
 
@@ -201,7 +200,6 @@ def test_the_verdict_comes_first_and_every_part_is_there(tmp_path):
     for text in ("Fair scores", "3 methods", "6 runs", "penalty", "A+b_c.d-e"):
         assert text in page
     assert "2026-01 to 2026-02" in page and 'class="warning"' not in page
-    assert "<dt>SONEX</dt><dd>a smoothed penalty</dd>" in page and "nobody" not in page
     assert "<code>fcco compare --epochs &lt;20&gt;</code>" in page
     assert "wins &amp; &lt;b&gt;how" in page and "&lt;rule&gt; &amp; why" in page
     assert str(tmp_path) not in page
@@ -218,7 +216,7 @@ def test_judged_figures_come_first_with_their_limit(tmp_path):
         for seed, (auc, gap) in enumerate(own)
     ]
     comparison = several(tmp_path, runs)
-    page = html_of(comparison, Fair(replace(PAGE, references=("free",))))
+    page = html_of(comparison)
     assert heads(page, "Final") == [
         "Method", "AUC ↑", "Gap ↓ limit 0.05", "seconds", "Inside",
     ]  # fmt: skip
@@ -263,7 +261,7 @@ def test_one_judge_decides_against_enumeration(seed, better):
         for k in range(count)
     }  # fmt: skip
     metrics = (Metric("test_auc", "AUC", better), Metric("test_gap", "gap", "lower"))
-    task = Fair(replace(PAGE, metrics=metrics, references=("m0",)))
+    task = Fair(replace(PAGE, metrics=metrics))
     asked = Experiment(data="a", seeds=tuple(range(seeds)))
     methods = {
         name: [{"epoch": 3, "test_auc": a, "test_gap": g} for a, g in own.tolist()]

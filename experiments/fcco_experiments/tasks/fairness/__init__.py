@@ -32,23 +32,6 @@ APART = 0.10
 NEAR = 0.015
 """A worst constraint value up to this counts as nearly met."""
 
-METHODS = {
-    "automatic": "Automatic: running values of the constraints, a multiplier for each and a rounded"
-    " corner, whose settings are all measured in training; none is given.",
-    "sonex": "SONEX: a smoothed hinge penalty on running values of the constraints, which MSVR"
-    " corrects for the steps of the weights.",
-    "alexr2": "ALEXR2: the penalty of a hinge on running values, minimised in rounds that hold the"
-    " weights near where they are.",
-    "alexr": "ALEXR: dual variables for the constraints, moved towards their running values.",
-    "hinge": "SONX: a hinge penalty (not smoothed) on running values of the constraints.",
-    "squared-hinge": "SOX: a squared hinge penalty on moving averages of the constraints.",
-    "recursive-hinge": "A hinge penalty whose gradient is estimated recursively (STORM).",
-    "ssg": "Switching: a step on the objective while the constraints hold, on the violated ones"
-    " otherwise.",
-    "oss": "Virtual queues: multipliers that add up past violations.",
-    "icppac": "ICPPAC: rounds of a primal-dual method (ConEx) on proximal subproblems.",
-    UNCONSTRAINED: "Training without constraints, for reference.",
-}
 METRICS = (  # with the parts whose column is in the first table
     (Metric("auc", "AUC", "higher", 4, meaning="probability that a positive person scores above a"
         " negative one"), "test train"),
@@ -139,7 +122,7 @@ class FairnessTask(BaseTask):
     name, template = "fairness", "fairness"
     config, problem = Fairness, FairnessProblem
     fleets = True
-    methods, references = METHODS, (UNCONSTRAINED,)
+    references = (UNCONSTRAINED,)
 
     def config_name(self, data: str, setting: str | None) -> str:
         return data if setting in (None, "meaningful") else f"{data}-{setting}"

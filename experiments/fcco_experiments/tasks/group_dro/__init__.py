@@ -12,7 +12,7 @@ from ... import data
 from ...task import Method, Metric, Panel, Row, Rule
 from ..base import SECONDS, BaseTask, Stepped
 from ..network import NetworkProblem
-from .training import METHODS, REFERENCES, GroupDRO, GroupDROTraining, build
+from .training import REFERENCES, GroupDRO, GroupDROTraining, build
 
 __all__ = ["TASK", "GroupDRO", "GroupDROProblem", "GroupDROTask", "GroupDROTraining", "build"]
 
@@ -64,7 +64,7 @@ class GroupDROTask(BaseTask):
 
     name, template = "group-dro", "group_dro"
     config, problem = GroupDRO, GroupDROProblem
-    methods, references = METHODS, REFERENCES
+    references = REFERENCES
     parts = ("train", "test", "val")
 
     def grid_name(self, config: Any) -> str:
@@ -148,8 +148,6 @@ class GroupDROTask(BaseTask):
         title = "Test accuracy that nine of ten groups have or exceed"
         yield Panel("curve", "test_tenth_accuracy", title, "accuracy")
         yield Panel("curve", "test_accuracy", "Test accuracy over all samples", "accuracy")
-        title = "How far the running values are from the true group losses"
-        yield Panel("curve", "tracking_error", title, "tracking error")
 
 
 TASK = GroupDROTask()
