@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             part = {name: found[name], "left_out": options.left_out}
             publish.write(publish.RESULTS / folder, part, commit=options.commit)
     if options.json:
-        print(json.dumps(publish.finite(found)))
+        print(json.dumps(publish.clean(found)))
 
 
 if __name__ == "__main__":
