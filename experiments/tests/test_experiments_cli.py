@@ -542,7 +542,7 @@ def test_the_help_of_a_task_lists_its_own_keys_data_and_settings():
     assert "The data set (quadratic);" in toy and "--shape.noise X" in toy
     assert "--shape.kind plain|steep" in toy
     general = " ".join(fcco("compare", "--help").stdout.split())
-    assert "--hidden" not in general and "group-dro: amazon" in general
+    assert "--hidden" not in general and "group-dro: afrisenti" in general
 
 
 def test_without_ray_its_option_says_what_to_install(monkeypatch):
