@@ -172,7 +172,7 @@ def experiments() -> Rows:
          "does not hold"],
         ["Figures 4 and 5", "`fcco compare continual --data weather --setting rho`",
          f"gain, lost by penalty: {penalties(methods('continual-weather-rho'))}; `report.html` "
-         "draws each constraint", "SONEX keeps more at equal gain", "no difference"],
+         "draws the worst constraint", "SONEX keeps more at equal gain", "no difference"],
         ["Figures 6 and 7", "`report.html` of Figure 2",
          f"worst constraint, Adult: {ends(printed['adult'], 'train_violation', '.3f')}; largest "
          f"true gap: {ends(printed['adult'], 'train_gap', '.2f')}", "all near or below 0",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from fcco_experiments import environment
 from fcco_experiments.stats import paired, spread
+from fcco_experiments.store import clean
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 RUNS, TABLE = "runs.jsonl.gz", "table.json"
@@ -76,7 +76,7 @@ def write(
     facts = about(device, commit)
     refuse_dirty(facts)
     folder.mkdir(parents=True, exist_ok=True)
-    table = json.dumps(finite({"meta": facts, **figures}), indent=1, ensure_ascii=False)
+    table = json.dumps(clean({"meta": facts, **figures}), indent=1, ensure_ascii=False)
     (folder / TABLE).write_text(table + "\n")
     if runs is not None:
         lines = [json.dumps({"job": key, "trace": trace}) + "\n" for key, trace in runs.items()]
@@ -95,7 +95,7 @@ def conclude(
     if options.publish:
         write(RESULTS / name, figures, runs, device, options.commit)
     if options.json:
-        print(json.dumps(finite(figures)))
+        print(json.dumps(clean(figures)))
 
 
 def table(name: str) -> dict[str, Any]:
@@ -106,15 +106,6 @@ def table(name: str) -> dict[str, Any]:
 def runs(name: str) -> Path:
     """The runs in a folder of results, as a cache of `Runner`."""
     return RESULTS / name / RUNS
-
-
-def finite(value: Any) -> Any:
-    """JSON has no infinity: None instead."""
-    if isinstance(value, Mapping):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain(rows: Iterable[Sequence[str]]) -> str:

@@ -273,14 +273,8 @@ def _explain_check(layer: Layer, path: Keys, text: str) -> str:
     The keys are those that the text names: `key` in backquotes, or key = value.
     """
     named = {word for words in re.findall(r"`(\w+)|(\w+) = ", text) for word in words}
-    written = [
-        (key[-1], place)
-        for key, place in layer.places.items()
-        if key and key[:-1] == path and key[-1] in named
-    ]
-    place = written[-1][1] if written else layer.place(path)
-    others = "; ".join(f"`{key}` is set in {at}" for key, at in written if at != place)
-    return f"{place}: {text}" + (f" ({others}.)" if others else "")
+    written = [key for key in layer.places if key and key[:-1] == path and key[-1] in named]
+    return f"{layer.place(written[-1] if written else path)}: {text}"
 
 
 def _type_at(cls: Any, path: Sequence[Any]) -> Any:

@@ -199,12 +199,10 @@ class Panel:
 
     Args:
         kind: `"curve"`: `y` over epochs, a band over seeds. `"tradeoff"`: final `y` against `x`, a
-            dot per run, with the frontier. `"change"`: the list `y` before and after training, a
-            row per entry with a dot per method. `"dots"`: the list `y` at the end, whiskers over
-            seeds.
+            dot per run, with the frontier.
     """
 
-    kind: Literal["curve", "tradeoff", "change", "dots"]
+    kind: Literal["curve", "tradeoff"]
     y: str  # key in the rows
     title: str  # says what to see
     label: str = ""  # of the y axis
@@ -220,16 +218,12 @@ class Page:
 
     Args:
         question: paragraphs: what was asked, for a reader who has not read the paper.
-        references: methods that solve another problem, such as training without constraints.
     """
 
     title: str
     question: tuple[str, ...]
     metrics: tuple[Metric, ...]
     panels: tuple[Panel, ...]
-    entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of lists' entries
-    references: tuple[str, ...] = ()
-    glossary: Mapping[str, str] = field(default_factory=dict)  # one line for each method
 
 
 @dataclass(frozen=True)

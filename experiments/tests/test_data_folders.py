@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fcco_experiments import data
-from fcco_experiments.data.audio import RATE, SIDE, spectrogram
+from fcco_experiments.data.layouts import RATE, SIDE, spectrogram
 from grouped_fixtures import image
 from scenes_fixtures import unpack
 from scipy.io import wavfile

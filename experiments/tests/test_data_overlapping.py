@@ -234,7 +234,7 @@ def test_the_command_from_a_table_to_a_report(path, tmp_path):
     table = json.loads(done.stdout.splitlines()[-1])["methods"]
     assert table["sonex"]["train_cvar"]["mean"] < table["erm"]["train_cvar"]["mean"]
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert all(name in page for name in NAMES) and "overlap" in page
+    assert "overlap" in page
     other = [*words[:1], "fairness", *words[2:8], "--out", str(tmp_path / "other")]
     refused = CliRunner().invoke(app, other)
     assert refused.exit_code == 2 and "features and --group" in refused.stderr

@@ -259,37 +259,6 @@ def test_a_fleet_that_does_not_fit_is_halved(monkeypatch):
     assert set(kinds(ended).values()) == {"failed"} and "out of memory" in ended[0].text
 
 
-@pytest.mark.parametrize(
-    "free, runs, expected",
-    [(100_000, 10_000, (80_000 - 5000) // 300), (10**9, 99, 99), (100_000, 7, 7), (9000, 99, 8)],
-)
-def test_how_many_fit_into_a_gpu(free, runs, expected, monkeypatch):
-    """A fleet takes 5,000 bytes and 300 for each run."""
-    peak = [0]
-
-    class Fleet:
-        def __init__(self, number: int) -> None:
-            self.bytes = 5000 + 300 * number
-            if self.bytes > free:
-                raise torch.OutOfMemoryError
-
-        def step(self) -> None:
-            peak[0] = self.bytes
-
-        state_dict = step
-
-    for name, value in {
-        "memory_allocated": lambda device: 1234,
-        "reset_peak_memory_stats": lambda device: peak.__setitem__(0, 0),
-        "max_memory_allocated": lambda device: 1234 + peak[0],
-        "mem_get_info": lambda device: (free, 2 * free),
-        "synchronize": lambda device: None,
-        "empty_cache": lambda: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    assert fleets.capacity(Fleet, runs, torch.device("cuda")) == expected  # type: ignore[arg-type]
-
-
 def test_a_fleet_that_breaks_leaves_its_traceback_and_the_others_go_on(monkeypatch):
     monkeypatch.setenv("FLEET_BREAK", "0.3")
     wanted = plan(methods(0.3, 0.1) | methods(0.2, update="adam"))

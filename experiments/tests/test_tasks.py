@@ -47,8 +47,7 @@ def test_every_config_fits_its_methods_and_has_a_page(task: str, name: str) -> N
         if config.methods or name.partition("-")[0] not in PARTS:
             assert config.methods and not list(own.check(config))
         page, rule = own.page(config), own.rule(config)
-        assert page.title and page.glossary.keys() == config.methods.keys()
-        assert all(len(line) > 60 for line in page.glossary.values())
+        assert page.title
         assert all(metric.meaning for metric in page.metrics)
         assert rule.text and len(page.question) > 2
         shown = {metric.key: metric.better for metric in page.metrics}
@@ -109,19 +108,6 @@ def test_a_double_loop_is_evaluated_between_its_rounds(task: str, method: str) -
 
 # Figures of the page are those of the rows.
 
-UNSHOWN = {
-    "fairness": {"val_constraints", "multipliers", "best_multipliers"},
-    "group-dro": {
-        "test_smallest", "weights", "losses_names", "weights_names", "test_reported_names",
-    },
-    "continual": {
-        "accuracies", "val_constraints", "val_zero_one", "val_accuracies", "test_constraints",
-        "multipliers", "constraints_names", "accuracies_names",
-        *(f"{part}_counts" for part in ("train", "val", "test")),
-        *(f"old_{part}_accuracies" for part in ("train", "val", "test")),
-    },
-    "x-risk": set(),
-}  # fmt: skip
 ENDS: dict[str, list[dict[str, Any]]] = {
     "fairness": [{}],
     "group-dro": [{"summary": summary, "spectrum": True} for summary in ("worst", "tenth")],
@@ -140,20 +126,17 @@ def test_every_figure_of_the_page_is_one_of_the_rows(task: str) -> None:
     if task == "continual":
         found["penalty"] = 1.0
     known: Any = METHODS[task] if task != "x-risk" else {"ap": Method("ap", 0.1)}
-    page = own.page(dataclasses.replace(run.config, methods=dict(known)))
+    config = dataclasses.replace(run.config, methods=dict(known))
+    page = own.page(config)
     keys = [metric.key for metric in page.metrics]
     assert len(set(keys)) == len(keys)
     for metric in page.metrics:
         assert isinstance(found[metric.key], float | int), metric.key
     for panel in page.panels:
-        lists = panel.kind in ("change", "dots")
-        assert isinstance(found[panel.y], list) == lists and (panel.y in page.entries) == lists
+        assert isinstance(found[panel.y], float)
         assert panel.kind != "tradeoff" or isinstance(found[panel.x], float)
-    assert set(found) - {*keys, *page.entries} == UNSHOWN[task]
-    for key, names_ in page.entries.items():
-        assert not names_ or len(names_) == len(found[key])
     references = {"fairness": ["erm"], "group-dro": ["uniform", "erm"], "continual": ["finetune"]}
-    assert list(page.references) == references.get(task, [])
+    assert list(own.named(config)) == references.get(task, [])
 
 
 # The verdict says what the judge says.

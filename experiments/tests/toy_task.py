@@ -170,7 +170,7 @@ class ToyTask(Task):
             Metric("norm", "norm", digits=2),
         )
         panels = (Panel("curve", y="loss", title="Loss"),)
-        return Page("Toy", ("What is asked.",), metrics, panels, {"excess": ("mean",)})
+        return Page("Toy", ("What is asked.",), metrics, panels)
 
     def verdict(self, config: Any, methods: Mapping[str, list[Row]]) -> tuple[str, ...]:
         return ("Nobody won.",)

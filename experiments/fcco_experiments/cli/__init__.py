@@ -428,17 +428,10 @@ def _train(
     figures = [m.key for m in metrics if m.headline and not (hidden and m.key.startswith(hidden))]
     display = Display(len(plan.specs), plan.config.epochs, quiet=quiet, figures=figures)
     try:
-        with display:
-            outcomes = compare.execute(
-                plan,
-                out,
-                resume=given["resume"],
-                overwrite=given["overwrite"],
-                workers=given.get("workers", 1),
-                on_event=display,
-                fleets=fleets,
-                ray=given.get("ray"),
-            )
+        outcomes = compare.execute(
+            plan, out, resume=given["resume"], overwrite=given["overwrite"],
+            workers=given.get("workers", 1), on_event=display, fleets=fleets, ray=given.get("ray"),
+        )  # fmt: skip
         kinds = [outcome.kind for outcome in outcomes]
         stopped = "Stopped, and saved." if "stopped" in kinds else ""
     except KeyboardInterrupt:

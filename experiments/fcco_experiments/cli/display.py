@@ -7,22 +7,19 @@ import re
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:  # it needs torch
     from ..store import Event
 
 _BEFORE = "was finished"  # what the event of a run says that there was nothing to do for
-_REST = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-_SAY_EVERY = 30.0  # seconds between two plain lines
+_SAY_EVERY = 30.0  # seconds between two lines
 _WORDS = {"finished": "finished", "diverged": "diverged", "stopped": "saved", "failed": "FAILED"}
 
 
@@ -37,57 +34,28 @@ def printable(text: str) -> str:
 
 
 class Display:
-    """Shows the events it is called with: a bar on a terminal, lines elsewhere; use it in `with`.
+    """Shows the events it is called with: how runs end, and every half minute how far all are.
 
     `quiet` shows failures alone; `figures` are the keys of those that are shown, all unless given.
     """
 
     def __init__(
-        self,
-        runs: int,
-        epochs: int,
-        *,
-        quiet: bool = False,
-        figures: Sequence[str] | None = None,
-        console: Console | None = None,
+        self, runs: int, epochs: int, *, quiet: bool = False, figures: Sequence[str] | None = None
     ) -> None:
-        self.console = console or Console(stderr=True)
         self.runs, self.epochs, self.quiet, self.figures = runs, epochs, quiet, figures
-        self.live = self.console.is_terminal and not quiet
         self.done: dict[str, float] = {}  # epochs of each run
         self.here = 0.0  # epochs that were trained since this process began
         self.loaded: set[str] = set()
         self.ended, self.said, self.start = 0, time.monotonic(), time.monotonic()
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[text]}", markup=False, table_column=_REST),
-            console=self.console,
-            disable=not self.live,
-            expand=True,
-        )
-        self.all = self.bar.add_task(self._title(), total=float(runs * epochs or 1), text="")
-
-    def __enter__(self) -> Display:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
 
     def __call__(self, event: Event) -> None:
         """Show what happened."""
-        texts = {key: printable(value) for key, value in vars(event).items() if type(value) is str}
-        event = replace(event, **texts)
         if event.kind == "stopping":
             self._say("Stopping: each run ends its step and saves itself. Ctrl-C again kills.")
         elif event.kind == "note":
             self._say(event.text)
         elif event.kind != "loading":
             self._run(event)
-        elif self.live:
-            self.bar.update(self.all, text=f"Loading {event.text}")
         elif event.text not in self.loaded:  # each worker loads
             self.loaded.add(event.text)
             self._say(f"Loading {event.text} ...")
@@ -102,31 +70,22 @@ class Display:
         self.here += 0.0 if known else gone - self.done.get(event.run, 0.0)
         self.done[event.run] = gone
         self.ended += event.count * (over and event.kind != "stopped")
-        figures = self._figures(event.figures)
         if event.kind == "failed":
             self._say(f"{event.run}: FAILED: {event.text}", always=True)
             if event.details:
                 self._say(f"  traceback: {event.details}", always=True)
         elif over and event.text != _BEFORE:
             why = f": {event.text}" if event.text else ""
-            self._say(
-                f"{event.run}: {_WORDS[event.kind]}{why} {figures}".rstrip()
-                + f" ({self.ended}/{self.runs}, {self._left()})",
-                plain_only=event.kind == "finished" and event.count == 1,
-            )
+            text = f"{event.run}: {_WORDS[event.kind]}{why} {self._figures(event.figures)}".rstrip()
+            self._say(f"{text} ({self.ended}/{self.runs}, {self._left()})")
         elif time.monotonic() - self.said > _SAY_EVERY:
-            self._say(f"{self._title()}, {self._left()}", plain_only=True)
-        completed = sum(self.done.values())
-        text = f"{self._left()}; {event.run}  {figures}"
-        self.bar.update(self.all, completed=completed, description=self._title(), text=text)
+            text = f"{self.ended} of {self.runs} runs, {self._left()}; {event.run}"
+            self._say(f"{text} {self._figures(event.figures)}")
 
     def _figures(self, figures: Mapping[str, float]) -> str:
         """The first three."""
         keys = figures if self.figures is None else [key for key in self.figures if key in figures]
         return "  ".join(f"{key} {figures[key]:.4g}" for key in list(keys)[:3])
-
-    def _title(self) -> str:
-        return f"{self.ended} of {self.runs} runs"
 
     def _left(self) -> str:
         """Time left, from the epochs that were trained here."""
@@ -135,11 +94,10 @@ class Display:
             return "time left not known yet"
         return f"about {(time.monotonic() - self.start) * left / self.here / 60:.1f} min left"
 
-    def _say(self, text: str, *, always: bool = False, plain_only: bool = False) -> None:
-        if (self.quiet and not always) or (plain_only and self.live):
-            return
-        self.said = time.monotonic()
-        self.console.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+    def _say(self, text: str, *, always: bool = False) -> None:
+        if always or not self.quiet:
+            self.said = time.monotonic()
+            click.echo(printable(text.rstrip()), err=True)
 
 
 class Printer:

@@ -181,15 +181,11 @@ def _line(run: SavedRun, words: Page) -> dict[str, Any]:
     """A run: all of its result but long lists, and what the plots of a page need of its rows."""
     assert run.result is not None
     curves = {"epoch", *(panel.y for panel in words.panels if panel.kind == "curve")}
-    changes = {panel.y for panel in words.panels if panel.kind == "change"}
     count = min(EVALUATIONS, len(run.rows))
     kept = sorted({round(k * (len(run.rows) - 1) / max(1, count - 1)) for k in range(count)})
-    rows = [
-        {k: v for k, v in run.rows[i].items() if k in curves or (i == 0 and k in changes)}
-        for i in kept
-    ]
+    rows = [{key: run.rows[i][key] for key in run.rows[i] if key in curves} for i in kept]
     result = run.result | {key: _short(run.result[key]) for key in ("final", "end")}
-    figures = _rounded({"result": result, "rows": [_short(row) for row in rows]}, DIGITS)
+    figures = _rounded({"result": result, "rows": rows}, DIGITS)
     return {"name": run.name, "seed": run.seed, "method": run.method, **figures}
 
 
@@ -215,8 +211,7 @@ def render(comparison: Comparison, values: Table, task: Task, config: Any) -> st
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup, escape
 
-    from ..stats import fixed, plain
-    from .style import count, setting, title
+    from .style import setting, title
 
     def marked(text: str) -> Markup:
         """Escaped, with `code` between backticks."""
@@ -235,8 +230,7 @@ def render(comparison: Comparison, values: Table, task: Task, config: Any) -> st
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"marked": marked, "fixed": fixed, "plain": plain}
-    environment.filters |= {"setting": setting, "count": count, "label": title}
+    environment.filters |= {"marked": marked, "setting": setting, "label": title}
     css = Markup((Path(__file__).parent / "templates/page.css").read_text(encoding="utf-8"))
     content = page.content(comparison, values, task, config)
     return environment.get_template("page.html.j2").render(css=css, **content)

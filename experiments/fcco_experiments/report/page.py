@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import stats
 from ..stats import fixed
 from ..store import CONFIG, WINNERS, Comparison, SavedRun
-from ..task import Metric, Page, Panel, Row, Rule, Task
+from ..task import Metric, Page, Row, Rule, Task
 from ..tasks.base import paragraphs
-from ..tasks.judge import Judgement, judge
 from . import plots
-from .style import COLOURS, SHAPES, TOKENS, count, seeds, setting, styles, title
+from .style import COLOURS, SHAPES, TOKENS, count, setting, styles, title
 
 Runs = Mapping[str, Sequence[SavedRun]]
 
@@ -98,21 +97,18 @@ def content(comparison: Comparison, values: stats.Table, task: Task, config: Any
     every = [metric for metric in page.metrics if any(metric.key in v for v in values.values())]
     counts = count(len(runs), "method"), count(sum(map(len, runs.values())), "run")
     return {
-        **_plots(runs, replace(page, panels=tuple(_judged(p, rule) for p in page.panels)), look),
+        **_plots(runs, page, look),
         "task": task.name,
         "title": page.title,
         "summary": summary(meta, *counts),
         "alerts": alerts(task, config, comparison),
         "verdict": task.verdict(config, final) if final else (),
         "headline": scores(runs, values, top, "Final figures", rule),
-        "differences": _differences(judge(task, config, final), page),
         "limited": rule is not None and any(metric.key == rule.constraint for metric in top),
         "rule": rule,
         "several": any(value["runs"] > 1 for row in values.values() for value in row.values()),
         "diverged": any(stats.DIVERGED in row for row in values.values()),
-        "methods": [(name, text) for name, text in page.glossary.items() if name in runs],
-        "glossary": glossary(top),
-        "all_glossary": glossary([metric for metric in every if metric not in top]),
+        "glossary": glossary(every),
         "next_steps": next_steps(task, config, comparison, final),
         "question": page.question,
         "full": scores(runs, values, every, "All figures", across=False),
@@ -178,44 +174,15 @@ def _methods(comparison: Comparison, runs: Runs) -> dict[str, Mapping[str, Any]]
     return {n: group[0].method if group else planned.get(n, {}) for n, group in runs.items()}
 
 
-def _judged(panel: Panel, rule: Rule | None) -> Panel:
-    """A trade-off of the judged constraint shows its limit."""
-    if rule is None or not rule.constraint or panel.kind != "tradeoff":
-        return panel
-    if panel.x == rule.constraint and panel.x_reference is None:
-        return replace(panel, x_reference=rule.limit)
-    if panel.y == rule.constraint and panel.reference is None:
-        return replace(panel, reference=rule.limit)
-    return panel
-
-
-def _differences(judgement: Judgement, page: Page) -> Table | None:
-    """What each other method differs by from the first, in what is judged."""
-    first, rule = judgement.best, judgement.rule
-    if first is None or rule is None:
-        return None
-    known = {metric.key: metric for metric in page.metrics}
-    judged = [known[key] for key in (rule.objective, rule.constraint) if key in known]
-    pairs = [(metric, judgement.differences(metric.key)) for metric in judged]
-    return differences_table(pairs, first, page.references) if pairs[0][1] else None
-
-
 def _plots(runs: Runs, page: Page, look: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of the page by section."""
-    found: dict[str, list[Any]] = {"tradeoffs": [], "curves": [], "by_entry": []}
+    found: dict[str, list[Any]] = {"tradeoffs": [], "curves": []}
     for k, panel in enumerate(page.panels):
-        prefix, names = f"f{k}", plots.entry_names(runs, panel.y, page.entries.get(panel.y, ()))
         if panel.kind == "tradeoff":
-            points = plots.final_points(runs, panel)
-            drawing = plots.scatter(
-                points, plots.means(points), panel, look, page.metrics, prefix, page.references
-            )
-        elif panel.kind == "curve":
-            drawing = plots.curves(runs, panel, look, prefix)
+            drawing = plots.scatter(runs, panel, look, page.metrics, f"f{k}")
         else:
-            drawing = plots.by_entry(runs, panel, names, look, prefix)
-        section = {"tradeoff": "tradeoffs", "curve": "curves"}.get(panel.kind, "by_entry")
-        found[section] += [drawing] if drawing else []
+            drawing = plots.curves(runs, panel, look, f"f{k}")
+        found[f"{panel.kind}s"] += [drawing] if drawing else []
     return found
 
 
@@ -223,21 +190,13 @@ def glossary(metrics: Sequence[Metric]) -> list[tuple[str, str]]:
     """Labels and meanings; figures with the same meaning share a line.
 
     >>> glossary([Metric(f"{p}_auc", f"AUC, {p}", meaning="area") for p in ("test", "train")])
-    [('AUC, test and train', 'area')]
+    [('AUC, test; AUC, train', 'area')]
     """
     said: dict[str, list[str]] = {}
     for metric in metrics:
         if metric.meaning:
             said.setdefault(metric.meaning, []).append(metric.label)
-    result = []
-    for meaning, labels in said.items():
-        parts = [label.rpartition(", ") for label in labels]
-        stems = {stem for stem, _, _ in parts}
-        joined = "; ".join(labels)
-        if len(labels) > 1 and len(stems) == 1 and "" not in stems:
-            joined = f"{stems.pop()}, {' and '.join(part for _, _, part in parts)}"
-        result.append((joined, meaning))
-    return result
+    return [("; ".join(labels), meaning) for meaning, labels in said.items()]
 
 
 @dataclass(frozen=True)
@@ -249,67 +208,37 @@ class Alert:
 
 
 def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
-    """Runs that diverged, are unfinished or missing, overfitting, then warnings of the task.
+    """Runs that diverged, are unfinished or missing, then warnings of the task.
 
-    What several seeds of a method share is said once, and what all runs share, once for all.
+    Warnings that differ in their numbers alone are said once, with those of the first run.
     """
     runs, wanted = by_method(comparison), comparison.meta["seeds"]
     found = other_data(comparison.runs)
     for name, group in runs.items():
-        states = [
-            (run, _text("unfinished" if run.result is None else "diverged", why=run.diverged or ""))
-            for run in group
-            if not _counts(run)
-        ]
-        found += _grouped(name, group, states)
-        if absent := [seed for seed in wanted if seed not in {run.seed for run in group}]:
-            found.append(Alert(f"{name}, {seeds(absent, len(wanted))}", _text("missing")))
-    found += _overfitted(task, config, runs)
+        for run in group:
+            if not _counts(run):
+                state = "unfinished" if run.result is None else "diverged"
+                found.append(Alert(run_name(run), _text(state, why=run.diverged or "")))
+        if absent := [str(seed) for seed in wanted if seed not in {run.seed for run in group}]:
+            found.append(Alert(f"{name}, seed {', '.join(absent)}", _text("missing")))
     counted = [run for group in runs.values() for run in group if _counts(run)]
-    said = [(run, text) for run in counted for text in _warnings(task, config, run)]
-    shapes = [{_shape(text) for other, text in said if other is run} for run in counted]
-    shared = set.intersection(*shapes) if len(runs) > 1 and shapes else set[str]()
-    for name, group in runs.items():
-        own = [(run, text) for run, text in said if run.name == name and _shape(text) not in shared]
-        found += _grouped(name, group, own)
-    common = _grouped("", counted, [pair for pair in said if _shape(pair[1]) in shared])
-    found += [replace(alert, who="All methods") for alert in common]
+    told: dict[str, list[tuple[SavedRun, str]]] = {}
+    for run in counted:
+        for text in _warnings(task, config, run):
+            told.setdefault(re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", text), []).append((run, text))
+    for same in told.values():
+        first, text = same[0]
+        if any(other != text for _, other in same):
+            text += " " + _text("numbers", where=run_name(first))
+        names = dict.fromkeys(run.name for run, _ in same)
+        everywhere = len(names) > 1 and len(names) == len({run.name for run in counted})
+        found.append(Alert("All methods" if everywhere else ", ".join(names), text))
     return [replace(alert, text=whole_commands(alert.text, comparison)) for alert in found]
 
 
-def _overfitted(task: Task, config: Any, runs: Runs) -> Iterator[Alert]:
-    """A warning where the judged figure was best in the first half of the training.
-
-    It is that of validation data; at the end it is worse by a tenth of what was gained, in the mean
-    and by the interval over seeds. Under a limit, references alone: of others it may fall for that.
-    """
-    rule, page = task.judged(config), task.page(config)
-    metric = next((m for m in page.metrics if rule and m.key == rule.objective), None)
-    if rule is None or metric is None or metric.better == "none":
-        return
-    part = rule.objective.partition("_")[2]
-    sign = 1.0 if metric.better == "higher" else -1.0
-    for name, group in runs.items():
-        counted = [run for run in group if _counts(run)]
-        curve = plots.curve(counted, f"val_{part}")
-        if len(curve.epochs) < 3 or (rule.constraint and name not in page.references):
-            continue
-        best = max(range(len(curve.epochs)), key=lambda k: (sign * curve.mean[k], -k))
-        start, top, end = curve.mean[0], curve.mean[best], curve.mean[-1]
-        when, last = curve.epochs[best], curve.epochs[-1]
-        rows = ({row.get("epoch"): row.get(f"val_{part}") for row in run.rows} for run in counted)
-        ends = [(own.get(when), own.get(last)) for own in rows]
-        pairs: list[Any] = [pair for pair in ends if all(map(stats.is_finite, pair))]
-        sure = len(counted) == 1 or (
-            len(pairs) > 1 and stats.paired([p[0] for p in pairs], [p[1] for p in pairs]).decided
-        )
-        if 0 < when <= last / 2 and abs(end - top) > 0.1 * abs(top - start) and sure:
-            tests = plots.curve(counted, f"test_{part}")
-            test = dict(zip(tests.epochs, tests.mean, strict=True)).get(when, math.nan)
-            shown = (f"{value:.{metric.digits}f}" for value in (top, end, test))
-            words = dict(zip(("top", "end", "test"), shown, strict=True))
-            words |= {"label": metric.label.partition(",")[0], "best": f"{when:g}"}
-            yield Alert(name, _text("overfitted", last=f"{last:g}", **words))
+def run_name(run: SavedRun) -> str:
+    """A run in words."""
+    return f"{run.name}, seed {run.seed}"
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[Alert]:
@@ -333,29 +262,6 @@ def _warnings(task: Task, config: Any, run: SavedRun) -> list[str]:
     return list(dict.fromkeys(told))
 
 
-def _shape(text: str) -> str:
-    """A text without its numbers."""
-    return re.sub(r"\d+(\.\d+)?(e[-+]?\d+)?", "#", text)
-
-
-def _grouped(
-    name: str, group: Sequence[SavedRun], told: Iterable[tuple[SavedRun, str]]
-) -> Iterator[Alert]:
-    """One alert for texts that differ in their numbers alone; the first one's are shown."""
-    texts: dict[str, list[tuple[SavedRun, str]]] = {}
-    for run, text in told:
-        texts.setdefault(_shape(text), []).append((run, text))
-    for same in texts.values():
-        first, text = same[0]
-        if any(other != text for _, other in same):
-            where = (
-                f"seed {first.seed}" if first.name == name else f"{first.name}, seed {first.seed}"
-            )
-            text += " " + _text("numbers", where=where)
-        some = list(dict.fromkeys(run.seed for run, _ in same))
-        yield Alert(f"{name}, {seeds(some, len(group))}", text)
-
-
 # --- tables ---------------------------------------------------------------------------------------
 
 _HINTS = {"higher": "higher is better", "lower": "lower is better", "none": ""}
@@ -363,11 +269,10 @@ _HINTS = {"higher": "higher is better", "lower": "lower is better", "none": ""}
 
 @dataclass(frozen=True)
 class Cell:
-    """One value, with its standard deviation and a second, small line."""
+    """One value, with its standard deviation."""
 
     text: str
     spread: str = ""
-    note: str = ""
     best: bool = False  # of its metric
     met: bool | None = None  # whether it is within the limit, where there is one
 
@@ -463,43 +368,6 @@ def _best(values: stats.Table, metric: Metric) -> set[str]:
     top = fixed((max if metric.better == "higher" else min)(means.values()), metric.digits)
     shown = {name for name, mean in means.items() if fixed(mean, metric.digits) == top}
     return set() if len(shown) == len(means) else shown
-
-
-def differences_table(
-    found: Sequence[tuple[Metric, Mapping[str, stats.Interval]]],
-    first: str,
-    references: Sequence[str],
-) -> Table:
-    """Each method minus the first one in the judged figures, with 95 % intervals over seeds."""
-
-    def signed(value: float, digits: int) -> str:
-        return f"{'+' if value > 0 else ''}{fixed(value, digits)}"
-
-    heads, lines = [], []
-    most = max(interval.pairs for _, intervals in found for interval in intervals.values())
-    for metric, _ in found:
-        over = Head("95 % interval", note=f"{most} seeds" if most > 1 else "")
-        heads += [metric_head(metric), over, Head("")]
-    for name in dict.fromkeys(name for _, intervals in found for name in intervals):
-        cells = []
-        for metric, intervals in found:
-            interval = intervals.get(name)
-            if interval is None:
-                cells += [Cell("–")] * 3
-                continue
-            better = (interval.mean > 0) == (metric.better == "higher")
-            answer = ("better" if better else "worse") if interval.decided else "not decided"
-            several = interval.pairs > 1
-            ends = (signed(value, metric.digits) for value in (interval.low, interval.high))
-            seeds = f"{interval.pairs} seeds" if 1 < interval.pairs < most else ""
-            cells += [
-                Cell(signed(interval.mean, metric.digits)),
-                Cell(" to ".join(ends) if several else "–", note=seeds),
-                Cell(answer if several else "one seed: not decided"),
-            ]
-        note = "reference" if name in references else ""
-        lines.append((Head(name, method=name, note=note), cells))
-    return Table(f"Each method minus {first}, seed by seed", "Method", heads, lines)
 
 
 def settings_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 TOKENS: dict[str, tuple[str, str]] = {
@@ -140,17 +140,6 @@ def title(key: str) -> str:
     text = re.sub(r"\bval\b", "validation", key.replace("_", " ").strip())
     text = re.sub(r"\b(auc|kkt|tpr|fpr|roc|cvar|cpu|gpu)\b", lambda word: word[0].upper(), text)
     return _NAMES.get(text) or text[:1].upper() + text[1:]
-
-
-def seeds(some: Sequence[int], total: int) -> str:
-    """Which seeds: all of them, or their numbers.
-
-    >>> seeds([0, 1], 2), seeds([3], 5), seeds([0, 2], 5)
-    ('all 2 seeds', 'seed 3', 'seeds 0, 2')
-    """
-    if len(some) == total > 1:
-        return f"all {total} seeds"
-    return ("seed " if len(some) == 1 else "seeds ") + ", ".join(map(str, some))
 
 
 def count(number: int, thing: str) -> str:

@@ -10,9 +10,8 @@ import gc
 import math
 import os
 import re
-import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,8 @@ class Fleets:
 
     Args:
         device: `"auto"`, `"cpu"` or `"cuda"`; a field `device` of the config rules.
-        chunk: runs of a fleet at most; unless given, 64 on a CPU, on a GPU as many as fit. A fleet
-            that does not fit into memory is halved until it does.
+        chunk: runs of a fleet at most; unless given, 64 on a CPU, on a GPU all. A fleet that does
+            not fit into memory is halved until it does.
     """
 
     device: str = "auto"
@@ -99,39 +98,6 @@ def _finished(out: Path, data: str) -> set[str]:
     return set(lines)
 
 
-def capacity(make: Callable[[int], FleetTraining], runs: int, device: torch.device) -> int:
-    """How many runs fit into one fleet on a GPU, from the peaks of memory of two small fleets.
-
-    `make` builds a fleet of so many runs; there are no more than `runs`.
-    """
-    sizes, peaks = (16, 64), []
-    if runs <= sizes[0]:
-        return runs
-    for size in sizes:
-        try:
-            make(size)  # what is loaded once and kept, such as data, is not a part of a fleet
-            gc.collect()
-            before = torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            fleet = make(size)
-            fleet.step()
-            fleet.step()
-            fleet.state_dict()
-            torch.cuda.synchronize(device)
-        except torch.OutOfMemoryError:
-            return size // 2
-        except Exception:  # which the training of all runs will raise again, and report
-            return runs
-        peaks.append(torch.cuda.max_memory_allocated(device) - before)
-        del fleet
-        gc.collect()  # the graphs of a fleet may refer to it
-        torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
-    per_run = max(1.0, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]))
-    # Not all of the free memory: peaks are not quite linear.
-    return max(1, min(runs, sizes[1] + int((0.8 * free - peaks[1]) // per_run)))
-
-
 class _FleetRun(Loop):
     """Runs of one kind in memory.
 
@@ -145,11 +111,10 @@ class _FleetRun(Loop):
         self, title: str, specs: list[RunSpec], training: FleetTraining, job: Fleet, tell: Tell
     ) -> None:
         super().__init__(title, specs[0].config, training, job.data, job.path, tell)
-        self.specs = specs
+        self.specs, self.job = specs, job
         self.rows = [{} for _ in specs]
         self.reasons: list[str | None] = [None] * len(specs)  # why each diverged
         self.quarters = {math.ceil(k * self.total / 4) for k in range(1, 5)}
-        self.saved_at, self.save_took = 0.0, 0.0
 
     def load(self, saved: Mapping[str, Any]) -> None:
         super().load(saved)
@@ -162,16 +127,7 @@ class _FleetRun(Loop):
         return self.step in self.quarters
 
     def saves(self) -> bool:
-        """Thousands of runs are large: writing them must not take longer than training them."""
-        since = time.perf_counter() - self.saved_at
-        worth = self.save_took < 1 or since > 20 * self.save_took
-        return worth and not self.over() and self.every(self.config.checkpoint_every)
-
-    def save(self) -> None:
-        start = time.perf_counter()
-        super().save()
-        self.saved_at = time.perf_counter()
-        self.save_took = self.saved_at - start
+        return not self.over() and self.every(self.config.checkpoint_every)
 
     def record(self) -> dict[str, Any]:
         specs = [spec.plain() for spec in self.specs]
@@ -196,11 +152,10 @@ class _FleetRun(Loop):
             else:
                 self.rows[place] = row
 
-    def results(self) -> dict[str, Row]:
-        """What is kept of each run, by label."""
-        task = tasks.get(self.specs[0].task)
+    def end(self) -> list[Outcome]:
+        """Add a line for each run to those of the job, and how each has ended."""
+        task, results = tasks.get(self.specs[0].task), dict[str, Row]()
         ends = zip(self.specs, self.rows, self.reasons, self.training.died, strict=True)
-        results = {}
         for spec, row, reason, died in ends:
             step = self.step if died < 0 else died
             results[spec.label] = engine.result_of(
@@ -208,7 +163,13 @@ class _FleetRun(Loop):
                 samples=step * self.samples_per_step, fingerprint=self.data,
                 step=step, epoch=self.epoch(step),
             )  # fmt: skip
-        return results
+        lines = store.read_results(self.job.lines) | results
+        store.write_rows(self.job.lines, lines.values())
+        self.path.unlink(missing_ok=True)
+        reasons = [reason for reason in self.reasons if reason is not None]
+        text = f"{len(reasons):,} of them diverged, the first {reasons[0]}" if reasons else ""
+        self.tell("finished", text)
+        return [engine.outcome_of(label, result) for label, result in results.items()]
 
     def tell(self, kind: Kind, text: str = "") -> None:
         epoch = self.epoch(self.step)
@@ -229,10 +190,14 @@ class Fleet(Job):
 
     @property
     def title(self) -> str:
-        names = list(dict.fromkeys(spec.name.partition("@")[0] for spec in self.specs))
+        return self.title_of(self.specs)
+
+    def title_of(self, specs: Sequence[RunSpec]) -> str:
+        """Of some of the runs."""
+        names = list(dict.fromkeys(spec.name.partition("@")[0] for spec in specs))
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         number = f" ({self.number})" if self.number else ""
-        return f"{shown}: {len(self.specs):,} runs together{number}"
+        return f"{shown}: {len(specs):,} runs together{number}"
 
     @property
     def path(self) -> Path:  # of its checkpoint
@@ -268,29 +233,17 @@ class Fleet(Job):
         place = environment.device(self.device)
         chosen = place.type == "cuda" or os.environ.get("OMP_NUM_THREADS")
         with threads(torch.get_num_threads() if chosen else environment.available_cores()):
-            return _Fleets(self, problem, place, tell, stop).run()
+            return self._do(problem, place, tell, stop)
 
-
-class _Fleets:
-    """The fleets of a job, in the process that does it."""
-
-    def __init__(
-        self, job: Fleet, problem: Problem, device: torch.device, tell: Tell, stop: Stop
-    ) -> None:
-        self.job, self.problem, self.device = job, problem, device
-        self.tell, self.stop = tell, stop
-        self.outcomes: list[Outcome] = []
-
-    def run(self) -> list[Outcome]:
-        """Outcomes of the runs that were begun."""
-        folder = self.job.path.parent
+    def _do(self, problem: Problem, place: torch.device, tell: Tell, stop: Stop) -> list[Outcome]:
+        folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        environment.write(folder / store.ENVIRONMENT, self.device, "fleets", True)
-        done = store.read_results(self.job.lines)
-        own = [spec for spec in self.job.specs if spec.label in done]  # of a process that was lost
-        self.outcomes = [engine.outcome_of(spec.label, done[spec.label]) for spec in own]
-        left = {spec.label: spec for spec in self.job.specs if spec.label not in done}
-        saved = self.job.read(self.job.specs[0])
+        environment.write(folder / store.ENVIRONMENT, place, "fleets", True)
+        done = store.read_results(self.lines)
+        own = [spec for spec in self.specs if spec.label in done]  # of a process that was lost
+        outcomes = [engine.outcome_of(spec.label, done[spec.label]) for spec in own]
+        left = {spec.label: spec for spec in self.specs if spec.label not in done}
+        saved = self.read(self.specs[0])
         held = [store.label(line) for line in saved["runs"]] if saved is not None else []
         waiting, number = deque[list[RunSpec]](), 0
         if saved is not None and left.keys() >= set(held):
@@ -298,62 +251,40 @@ class _Fleets:
         else:
             saved = None
         if rest := list(left.values()):
-            waiting += cut(rest, self._size(rest))
-        while waiting and not self.stop():
+            most = len(rest) if place.type == "cuda" else _ON_CPU
+            waiting += cut(rest, self.chunk or most)
+        while waiting and not stop():
             part = waiting.popleft()
             number += 1
-            title = replace(self.job, specs=tuple(part)).title
-            title += f", part {number}" if number > 1 or waiting else ""
-            if not self._train(part, title, saved):
+            title = self.title_of(part) + (f", part {number}" if number > 1 or waiting else "")
+            ended = self._train(part, title, saved, problem, place, tell, stop)
+            if ended is None:
+                text = f"they do not fit into the memory of {place}; trying half of them."
+                tell(Event("note", title, text=f"{title}: {text}"))
                 rest = [spec for each in (part, *waiting) for spec in each]
                 waiting = deque(cut(rest, len(part) // 2))
+            outcomes += ended or []
             saved = None
-        return self.outcomes
+        return outcomes
 
-    def _size(self, specs: list[RunSpec]) -> int:
-        """How many runs fit into one fleet."""
-
-        def make(runs: int) -> FleetTraining:  # settings far apart: neighbours in a grid are alike
-            return self._fleet([specs[place * len(specs) // runs] for place in range(runs)])
-
-        if self.job.chunk is None and self.device.type == "cuda":
-            return capacity(make, len(specs), self.device)
-        return self.job.chunk or _ON_CPU
-
-    def _fleet(self, specs: Sequence[RunSpec]) -> FleetTraining:
-        return self.problem.fleet([(spec.method, spec.seed) for spec in specs], self.device)
-
-    def _train(self, specs: list[RunSpec], title: str, saved: Row | None) -> bool:
-        """One fleet. False when it does not fit into memory: with fewer runs it may."""
+    def _train(
+        self, specs: list[RunSpec], title: str, saved: Row | None, problem: Problem,
+        place: torch.device, tell: Tell, stop: Stop,
+    ) -> list[Outcome] | None:  # fmt: skip
+        """One fleet. None when it does not fit into memory: with fewer runs it may."""
         try:
-            training = self._fleet(specs)
-            fleet = _FleetRun(title, specs, training, self.job, self.tell)
+            training = problem.fleet([(spec.method, spec.seed) for spec in specs], place)
+            fleet = _FleetRun(title, specs, training, self, tell)
             if saved is not None:
                 fleet.load(saved)
-            if fleet.loop(self.stop):
-                self._end(fleet)
-            else:
-                self.outcomes += [Outcome(spec.label, "stopped") for spec in specs]
-            return True
+            if fleet.loop(stop):
+                return fleet.end()
+            return [Outcome(spec.label, "stopped") for spec in specs]
         except Exception as error:  # a fleet that breaks does not stop the others
             if not isinstance(error, torch.OutOfMemoryError) or len(specs) == 1:
-                path = self.job.path.with_name(f"failure-{self.job.number}.txt")
-                part = replace(self.job, specs=tuple(specs))
-                self.outcomes += part.raised(error, path, self.tell)
-                return True
+                path = self.path.with_name(f"failure-{self.number}.txt")
+                return replace(self, specs=tuple(specs)).raised(error, path, tell)
         gc.collect()
         torch.cuda.empty_cache()
-        self.job.path.unlink(missing_ok=True)
-        text = f"{title}: they do not fit into the memory of {self.device}; trying half of them."
-        self.tell(Event("note", title, text=text))
-        return False
-
-    def _end(self, fleet: _FleetRun) -> None:
-        results, epochs = fleet.results(), fleet.config.epochs
-        lines = store.read_results(self.job.lines) | results
-        store.write_rows(self.job.lines, lines.values())
-        fleet.path.unlink(missing_ok=True)
-        self.outcomes += [engine.outcome_of(name, result) for name, result in results.items()]
-        reasons = [result["diverged"] for result in results.values() if result["diverged"]]
-        text = f"{len(reasons):,} of them diverged, the first {reasons[0]}" if reasons else ""
-        self.tell(Event("finished", fleet.title, epochs, epochs, text=text, count=len(results)))
+        self.path.unlink(missing_ok=True)
+        return None

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import fcco
 from fcco import _checks
-from fcco.methods import ALIASES
 from fcco.methods.lagrangian import ProximalRound
 
 from .. import data
@@ -248,14 +247,12 @@ class BaseTask(Task):
     Attributes:
         template: the file, in this folder.
         problem: made of a config.
-        methods: a line for each method word.
         references: words of methods that solve another problem.
         parts: of the data, in the order of their columns.
     """
 
     template: ClassVar[str]
     problem: ClassVar[type[Any]]
-    methods: ClassVar[Mapping[str, str]]
     references: ClassVar[tuple[str, ...]]
     parts: ClassVar[tuple[str, ...]] = ("test", "train", "val")
 
@@ -274,10 +271,6 @@ class BaseTask(Task):
     @abstractmethod
     def panels(self, config: Any) -> Iterable[Panel]:
         """Plots of a comparison; of figures that no run has, the report draws none."""
-
-    def entries(self, config: Any) -> Mapping[str, tuple[str, ...]]:
-        """Names of the entries of lists."""
-        return {}
 
     @abstractmethod
     def build(self, config: Any, method: Method) -> object:
@@ -304,9 +297,6 @@ class BaseTask(Task):
             question=self.words("question", config, **values),
             metrics=self.metrics(config),
             panels=tuple(self.panels(config)),
-            entries=self.entries(config),
-            references=self.named(config),
-            glossary=self.glossary(config),
         )
 
     def load(self, config: Any) -> Any:
@@ -345,21 +335,6 @@ class BaseTask(Task):
     def named(self, config: Experiment) -> tuple[str, ...]:
         """The references of a config, by the names that tables show."""
         return tuple(n for n, method in config.methods.items() if method.method in self.references)
-
-    def glossary(self, config: Experiment) -> dict[str, str]:
-        """One line for each method of a config."""
-        result = {}
-        for name, method in config.methods.items():
-            known = method.method in self.methods
-            word = method.method if known else ALIASES.get(method.method, "")
-            step = f"The weights are stepped by {_UPDATES[method.update]}"
-            if method.independent:
-                step += "; a second, independent batch in each step carries the gradient"
-            result[name] = f"{self.methods.get(word, '')} {step}.".strip()
-        return result
-
-
-_UPDATES = {"adam": "Adam", "momentum": "SGD with momentum", "sgd": "SGD"}
 
 
 SECONDS = Metric("seconds", "seconds", "none", 1, True, "training time of a run")

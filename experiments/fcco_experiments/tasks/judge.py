@@ -91,12 +91,6 @@ class Judgement:
         """Whether the first is within the limit, and ahead of each other one whatever the seeds."""
         return bool(self.within and self.leads) and all(d.low > 0 for d in self.leads.values())
 
-    def differences(self, key: str) -> dict[str, Interval]:
-        """Each other method's figure minus that of the first, over the seeds that both have."""
-        others = [name for name in self.final.rows if name != self.best and self.best]
-        found = {name: self.final.difference(name, str(self.best), key) for name in others}
-        return {name: interval for name, interval in found.items() if interval.pairs}
-
 
 def judge(task: Task, config: Any, methods: Mapping[str, list[Row]]) -> Judgement:
     """The verdict on final rows, for every page and text: all methods compete, references too."""

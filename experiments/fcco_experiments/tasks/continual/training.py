@@ -22,26 +22,11 @@ from .model import Continual, Encoder
 if TYPE_CHECKING:
     from . import ContinualProblem
 
-CONSTRAINED = {
-    "automatic": "Automatic: running values of the constraints, a multiplier for each and a rounded"
-    " corner, whose settings are all measured in training; none is given.",
-    "sonex": "SONEX: a smoothed hinge penalty, rho times the mean violation with its corner rounded"
-    " off, on running values of the constraints that MSVR corrects for the steps of the weights; a"
-    " finite rho suffices.",
-    "sox": "SOX: squares the violations instead (Li et al., 2024), so that a small one costs nearly"
-    " nothing and rho must be large; its running values are plain averages.",
-    "sonx": "SONX: a hinge penalty with its corner and the corrected running values; gradients are"
-    " not averaged over steps.",
-    "alexr2": "ALEXR2: SONEX's penalty, minimised in rounds that hold the weights near where they"
-    " are.",
-}
-METHODS = CONSTRAINED | {
-    "weighted": "Weighted: adds the mean loss of the protected classes with a fixed weight; it may"
-    " trade one class for another.",
-    "replay": "Replay: contrasts the pairs of all classes, old ones too, and asks for nothing"
-    " more.",
-    "finetune": "Finetune: the contrastive loss alone, which keeps nothing; for reference.",
-}
+CONSTRAINED = ("automatic", "sonex", "sox", "sonx", "alexr2")
+METHODS = (*CONSTRAINED, "weighted", "replay", "finetune")
+"""Beside those with constraints: the mean loss of the protected classes with a fixed weight, pairs
+of all classes, and the contrastive loss alone.
+"""
 _BY_TASK = ("objective", "outer", "dim", "tolerance", "process_group")
 """Settings of `fcco.constrained` that the task decides."""
 

@@ -32,23 +32,6 @@ APART = 0.10
 NEAR = 0.015
 """A worst constraint value up to this counts as nearly met."""
 
-METHODS = {
-    "automatic": "Automatic: running values of the constraints, a multiplier for each and a rounded"
-    " corner, whose settings are all measured in training; none is given.",
-    "sonex": "SONEX: a smoothed hinge penalty on running values of the constraints, which MSVR"
-    " corrects for the steps of the weights.",
-    "alexr2": "ALEXR2: the penalty of a hinge on running values, minimised in rounds that hold the"
-    " weights near where they are.",
-    "alexr": "ALEXR: dual variables for the constraints, moved towards their running values.",
-    "hinge": "SONX: a hinge penalty (not smoothed) on running values of the constraints.",
-    "squared-hinge": "SOX: a squared hinge penalty on moving averages of the constraints.",
-    "recursive-hinge": "A hinge penalty whose gradient is estimated recursively (STORM).",
-    "ssg": "Switching: a step on the objective while the constraints hold, on the violated ones"
-    " otherwise.",
-    "oss": "Virtual queues: multipliers that add up past violations.",
-    "icppac": "ICPPAC: rounds of a primal-dual method (ConEx) on proximal subproblems.",
-    UNCONSTRAINED: "Training without constraints, for reference.",
-}
 METRICS = (  # with the parts whose column is in the first table
     (Metric("auc", "AUC", "higher", 4, meaning="probability that a positive person scores above a"
         " negative one"), "test train"),
@@ -74,7 +57,6 @@ AT_THE_END = (
     Metric("singular_value_violated", "least singular value, violated constraints", "none", 4,
         meaning="of the Jacobian of the violated constraints alone"),
 )  # fmt: skip
-_LISTS = ("constraints", "test_constraints")
 
 
 class FairnessProblem(Problem):
@@ -140,7 +122,7 @@ class FairnessTask(BaseTask):
     name, template = "fairness", "fairness"
     config, problem = Fairness, FairnessProblem
     fleets = True
-    methods, references = METHODS, (UNCONSTRAINED,)
+    references = (UNCONSTRAINED,)
 
     def config_name(self, data: str, setting: str | None) -> str:
         return data if setting in (None, "meaningful") else f"{data}-{setting}"
@@ -200,9 +182,6 @@ class FairnessTask(BaseTask):
             groups = f"those of the column {' and '.join(columns.group)}"
         return self.described(config, title=config.data, asks=asks, groups=groups)
 
-    def entries(self, config: Any) -> dict[str, tuple[str, ...]]:
-        return dict.fromkeys(_LISTS, config.constraint_names)
-
     def panels(self, config: Fairness) -> Iterator[Panel]:
         limit = config.feasible_limit if config.feasible_by == "gap" else None
         title = "The price of equal ROC curves (test data): up and left is better"
@@ -210,21 +189,11 @@ class FairnessTask(BaseTask):
             "tradeoff", "test_auc", title, "AUC", "test_excess_gap", "ROC gap beyond chance",
             x_reference=limit,
         )  # fmt: skip
-        title = "The same as training sees it: AUC against the worst constraint"
-        yield Panel(
-            "tradeoff", "train_auc", title, "AUC, train", "train_violation",
-            "worst constraint value, train", x_reference=0.0,
-        )  # fmt: skip
         yield Panel("curve", "train_auc", "AUC on training data", "AUC")
         title = "Worst constraint on training data: should be at most 0"
         yield Panel("curve", "train_violation", title, "worst |gap| - tolerance", reference=0.0)
         yield Panel("curve", "test_auc", "AUC on test data", "AUC")
         yield Panel("curve", "test_gap", "True ROC gap on test data", "largest gap")
-        title = "Share of scores between the thresholds: near 0 the constraints are empty"
-        yield Panel("curve", "train_inside", title, "share")
-        for key, part in (("constraints", "training"), ("test_constraints", "test")):
-            title = f"Every constraint on {part} data: should be at most 0"
-            yield Panel("dots", key, title, "|gap| - tolerance", reference=0.0)
 
 
 TASK = FairnessTask()

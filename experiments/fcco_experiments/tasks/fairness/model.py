@@ -65,11 +65,6 @@ class Fairness(Scheduled):
         """The figure that makes a method feasible, without its part of the data."""
         return "excess_gap" if self.feasible_by == "gap" else "violation"
 
-    @property
-    def constraint_names(self) -> tuple[str, ...]:
-        """TPR gaps at each threshold, then FPR gaps."""
-        return tuple(f"{rate} gap at {tau:g}" for rate in ("TPR", "FPR") for tau in self.thresholds)
-
 
 @dataclass(frozen=True)
 class Cells:

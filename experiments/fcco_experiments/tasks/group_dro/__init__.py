@@ -12,7 +12,7 @@ from ... import data
 from ...task import Method, Metric, Panel, Row, Rule
 from ..base import SECONDS, BaseTask, Stepped
 from ..network import NetworkProblem
-from .training import METHODS, REFERENCES, GroupDRO, GroupDROTraining, build
+from .training import REFERENCES, GroupDRO, GroupDROTraining, build
 
 __all__ = ["TASK", "GroupDRO", "GroupDROProblem", "GroupDROTask", "GroupDROTraining", "build"]
 
@@ -64,7 +64,7 @@ class GroupDROTask(BaseTask):
 
     name, template = "group-dro", "group_dro"
     config, problem = GroupDRO, GroupDROProblem
-    methods, references = METHODS, REFERENCES
+    references = REFERENCES
     parts = ("train", "test", "val")
 
     def grid_name(self, config: Any) -> str:
@@ -120,9 +120,6 @@ class GroupDROTask(BaseTask):
             " where a group has few of them.",
         )  # fmt: skip
 
-    def entries(self, config: Any) -> dict[str, tuple[str, ...]]:
-        return dict.fromkeys(("losses", "test_reported"), ())  # named by the runs
-
     def figures(self, config: GroupDRO) -> Iterator[tuple[Metric, str]]:
         average = f"average loss of the worst {config.share} of groups, best threshold"
         yield Metric("cvar", "CVaR", "lower", meaning=average), "train test"
@@ -142,8 +139,6 @@ class GroupDROTask(BaseTask):
 
     def panels(self, config: GroupDRO) -> Iterator[Panel]:
         for key, label in _SUMMARIES.items():
-            title = "Does a lower CVaR in training help the worst groups of the test data?"
-            yield Panel("tradeoff", f"test_{key}", title, label, "train_cvar", "CVaR, train")
             title = "What it costs on average (test data): up and right is better"
             yield Panel("tradeoff", f"test_{key}", title, label, "test_accuracy", "accuracy")
         title = f"Training: average loss of the worst {config.share} of groups"
@@ -153,12 +148,6 @@ class GroupDROTask(BaseTask):
         title = "Test accuracy that nine of ten groups have or exceed"
         yield Panel("curve", "test_tenth_accuracy", title, "accuracy")
         yield Panel("curve", "test_accuracy", "Test accuracy over all samples", "accuracy")
-        title = "How far the running values are from the true group losses"
-        yield Panel("curve", "tracking_error", title, "tracking error")
-        title = "Loss of every group before and after training (training data)"
-        yield Panel("change", "losses", title, "training loss by group")
-        title = "Test accuracy of every reported group"
-        yield Panel("dots", "test_reported", title, "test accuracy by group")
 
 
 TASK = GroupDROTask()

@@ -87,21 +87,9 @@ class GroupDRO(Scheduled, Networked):
 
 # The methods.
 
-METHODS = {
-    "sonex": "SONEX: a running value of every group's loss, which MSVR corrects for the steps of"
-    " the weights; the corner at the threshold is rounded off, and gradients are averaged over"
-    " steps.",
-    "sonx": "SONX: the same running values, with the corner and without averaged gradients.",
-    "alexr2": "ALEXR2: the same running values, in a row of easier problems that hold the weights"
-    " near where they are.",
-    "ooa": "OOA: a weight for each group, raised where the loss of a batch is high; with CVaR no"
-    " weight may exceed that of one in the worst groups, without it all weight may go to one"
-    " group.",
-    "erm": "ERM: the average over samples, which ignores groups; for reference.",
-    "uniform": "The average over groups, for reference.",
-}
+METHODS = ("sonex", "sonx", "alexr2", "ooa", "erm", "uniform")
 REFERENCES = ("erm", "uniform")
-"""Methods that minimise another average than the CVaR."""
+"""Methods that minimise another average than the CVaR: over samples, over groups."""
 _BY_TASK = ("num_groups", "ratio", "process_group")
 
 

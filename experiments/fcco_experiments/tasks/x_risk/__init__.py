@@ -14,7 +14,7 @@ from ...data.sources import WrongData, few
 from ...task import Method, Metric, Panel, Row, Rule
 from ..base import SECONDS, BaseTask, Stepped
 from ..network import NetworkProblem
-from .training import LISTS, METHODS, REFERENCES, XRisk, XRiskTraining, build
+from .training import REFERENCES, XRisk, XRiskTraining, build
 
 __all__ = ["TASK", "XRisk", "XRiskProblem", "XRiskTask"]
 
@@ -86,7 +86,7 @@ class XRiskTask(BaseTask):
 
     name, template = "x-risk", "x_risk"
     config, problem = XRisk, XRiskProblem
-    methods, references = METHODS | LISTS, REFERENCES
+    references = REFERENCES
     parts = ("train", "test", "val")
 
     def grid_name(self, config: Any) -> str:

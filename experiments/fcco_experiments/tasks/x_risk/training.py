@@ -74,23 +74,8 @@ class XRisk(Scheduled, Networked):
 
 # The methods.
 
-METHODS = {
-    "ap": "Average precision: the place of each positive among the positives and among all samples,"
-    " both as running values.",
-    "pauc": "Partial AUC: for each positive the negatives that score highest, up to the false"
-    " positive rate.",
-    "tpauc": "Two-way partial AUC: the same, and of the positives those that score lowest, by"
-    " SONEX.",
-    "auc": "AUC: the means of both classes are driven apart, and their spread is kept small.",
-    "bce": "Cross-entropy: the average over samples, for reference.",
-    "focal": "Focal loss: cross-entropy in which samples that are already right count less, for"
-    " reference.",
-}
-LISTS = {
-    "ndcg": "NDCG: a running value of the place of each relevant row in its list.",
-    "listwise": "Listwise cross-entropy: each relevant row against all rows of its list.",
-    "pointwise": "Squared error of the relevance: the average over rows, for reference.",
-}
+METHODS = ("ap", "pauc", "tpauc", "auc", "bce", "focal")
+LISTS = ("ndcg", "listwise", "pointwise")
 REFERENCES = ("bce", "focal", "pointwise")
 """Methods that minimise the mean of a loss of single samples."""
 _BY_TASK = ("labels", "relevance", "query", "max_fpr", "min_tpr", "k", "names", "process_group")
