@@ -515,3 +515,42 @@ def test_the_frame_leaves_out_a_method_that_is_far_off(tmp_path):
         row["train_violation"] = 50.0
     plot = plots.curves(runs, PAGE.panels[2], styles({name: name for name in runs}), "x")
     assert plot and plot.facts["cut"] and ">50<" not in plot.svg
+
+
+FALLS = [0.5, 0.70, 0.80, 0.78, 0.74, 0.71, 0.70]
+
+
+def learned(name: str, seed: int, values: list[float], **final: float) -> SavedRun:
+    """A run whose validation AUC over the epochs is given, and a test AUC 0.1 below it."""
+    run = one(name, seed, epochs=len(values) - 1)
+    for row, value in zip(run.rows, values, strict=True):
+        row |= {"val_auc": value, "test_auc": value - 0.1}
+    run.rows[-1].update(final)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([FALLS, FALLS], True),
+        ([FALLS], True),
+        ([FALLS, FALLS[::-1]], False),  # seeds disagree
+        ([[0.5, 0.70, 0.80, 0.80, 0.79, 0.79, 0.79]] * 2, False),  # hardly worse
+        ([[0.5, 0.60, 0.65, 0.70, 0.75, 0.80, 0.70]] * 2, False),  # late
+        ([[0.5, 0.60, 0.65, 0.70, 0.75, 0.80, 0.81]] * 2, False),
+    ],
+)
+def test_overfitting_is_named_with_the_best_epoch_and_its_test_figure(tmp_path, values, found):
+    unlimited = Rule("", lambda row: (0.0,), "test_auc")
+    task, limited = Fair(), Fair()
+    task.rule = lambda config: unlimited  # type: ignore[method-assign]
+    runs = [learned("free", k, own) for k, own in enumerate(values)]
+    for asked in (task, limited):
+        page = html_of(several(tmp_path, runs), asked)
+        # Under a limit the AUC may fall for a reason.
+        assert ("Overfitted" in page) == (found and asked is task)
+    if found:
+        (text,) = re.findall(r"Overfitted.*", html_of(several(tmp_path, runs), task))
+        for figure in ("epoch 2", "0.800", "0.700", "epoch 6"):
+            assert figure in text, (figure, text)
+        assert "--epochs 2" in text

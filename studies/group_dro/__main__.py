@@ -25,6 +25,7 @@ from fcco_experiments import environment
 from fcco_experiments.config import ConfigError
 from fcco_experiments.data import MissingData
 from fcco_experiments.stats import spread
+from fcco_experiments.store import clean
 from fcco_experiments.task import Method
 from fcco_experiments.tasks.group_dro import TASK
 
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.publish:
         report.write(options.part, rows, options.commit)
     if options.json:
-        print(json.dumps(publish.finite({"rows": rows})))
+        print(json.dumps(clean({"rows": rows})))
 
 
 if __name__ == "__main__":

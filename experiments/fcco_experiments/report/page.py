@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -208,7 +208,7 @@ class Alert:
 
 
 def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
-    """Runs that diverged, are unfinished or missing, then warnings of the task.
+    """Runs that diverged, are unfinished or missing, overfitting, then warnings of the task.
 
     Warnings that differ in their numbers alone are said once, with those of the first run.
     """
@@ -221,6 +221,7 @@ def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
                 found.append(Alert(run_name(run), _text(state, why=run.diverged or "")))
         if absent := [str(seed) for seed in wanted if seed not in {run.seed for run in group}]:
             found.append(Alert(f"{name}, seed {', '.join(absent)}", _text("missing")))
+    found += _overfitted(task, config, runs)
     counted = [run for group in runs.values() for run in group if _counts(run)]
     told: dict[str, list[tuple[SavedRun, str]]] = {}
     for run in counted:
@@ -234,6 +235,41 @@ def alerts(task: Task, config: Any, comparison: Comparison) -> list[Alert]:
         everywhere = len(names) > 1 and len(names) == len({run.name for run in counted})
         found.append(Alert("All methods" if everywhere else ", ".join(names), text))
     return [replace(alert, text=whole_commands(alert.text, comparison)) for alert in found]
+
+
+def _overfitted(task: Task, config: Any, runs: Runs) -> Iterator[Alert]:
+    """A warning where the judged figure was best in the first half of the training.
+
+    It is that of validation data; at the end it is worse by a tenth of what was gained, in the mean
+    and by the interval over seeds. Not under a limit: for that it may fall.
+    """
+    rule, page = task.judged(config), task.page(config)
+    metric = next((m for m in page.metrics if rule and m.key == rule.objective), None)
+    if rule is None or rule.constraint or metric is None or metric.better == "none":
+        return
+    part = rule.objective.partition("_")[2]
+    sign = 1.0 if metric.better == "higher" else -1.0
+    for name, group in runs.items():
+        counted = [run for run in group if _counts(run)]
+        curve = plots.curve(counted, f"val_{part}")
+        if len(curve.epochs) < 3:
+            continue
+        best = max(range(len(curve.epochs)), key=lambda k: (sign * curve.mean[k], -k))
+        start, top, end = curve.mean[0], curve.mean[best], curve.mean[-1]
+        when, last = curve.epochs[best], curve.epochs[-1]
+        rows = ({row.get("epoch"): row.get(f"val_{part}") for row in run.rows} for run in counted)
+        ends = [(own.get(when), own.get(last)) for own in rows]
+        pairs: list[Any] = [pair for pair in ends if all(map(stats.is_finite, pair))]
+        sure = len(counted) == 1 or (
+            len(pairs) > 1 and stats.paired([p[0] for p in pairs], [p[1] for p in pairs]).decided
+        )
+        if 0 < when <= last / 2 and abs(end - top) > 0.1 * abs(top - start) and sure:
+            tests = plots.curve(counted, f"test_{part}")
+            test = dict(zip(tests.epochs, tests.mean, strict=True)).get(when, math.nan)
+            shown = (f"{value:.{metric.digits}f}" for value in (top, end, test))
+            words = dict(zip(("top", "end", "test"), shown, strict=True))
+            words |= {"label": metric.label.partition(",")[0], "best": f"{when:g}"}
+            yield Alert(name, _text("overfitted", last=f"{last:g}", **words))
 
 
 def run_name(run: SavedRun) -> str:
